@@ -80,8 +80,8 @@ def test_what_may_become_a_mark_is_held_back(text, marks):
 
 # ---- Completion ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("options", [{}, {"lookup": 4}, {"draft": True}], ids=str)
-@pytest.mark.parametrize("engine", ["qwen3", "qwen3_numba"])
+@pytest.mark.parametrize("engine, options", [
+    ("qwen3", {}), ("qwen3", {"lookup": 4}), ("qwen3_numba", {}), ("qwen3_numba", {"draft": True})])
 def test_an_answer_that_shares_its_cache_is_right_or_refused(engine, options):
     model = pytest.importorskip(engine).load_model(qwen3.BUNDLED)
     options = {"enable_thinking": False, "temperature": 0} | options | ({"draft": model} if "draft" in options else {})

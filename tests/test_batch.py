@@ -60,7 +60,7 @@ def requests(draw):
 
 
 @given(st.lists(requests(), min_size=1, max_size=9), st.integers(1, 5))
-@patiently(15)
+@patiently(10)
 def test_answers_are_those_of_single_runs(model, wanted, slots):
     """Requests that arrive at any time, with any options, some cancelled."""
     batch, results, cancelled = Batch(model, slots, 900), {}, set()

@@ -459,7 +459,7 @@ def test_other_architectures(tmp_path, name):
 @pytest.mark.parametrize("changes, words", [
     ({"tokenizer.ggml.pre": "llama-bpe"}, "llama-bpe"), ({"tokenizer.ggml.model": "llama"}, "the tokenizer llama"),
     ({"tokenizer.ggml.tokens": None}, "tokenizer.ggml.tokens"), ({"tokenizer.ggml.merges": None}, "merges"),
-    ({"tokenizer.ggml.token_type": [1, 2]}, "token_type"), ({"qwen3.block_count": None}, "num_hidden_layers"),
+    ({"tokenizer.ggml.token_type": [1, 2]}, "token_type"), ({"qwen3.block_count": None}, "model.layers.3"),
     ({"qwen3.block_count": 4}, "model.layers.3"), ({"qwen3.attention.head_count": [4, 4]}, "num_attention_heads"),
     ({"qwen3.attention.value_length": 8}, "value_length = 8"),
     ({"qwen3.rope.scaling.type": "longrope", "qwen3.rope.scaling.factor": 4.0}, "longrope"),

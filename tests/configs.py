@@ -100,7 +100,8 @@ TOWERS = {"0.8B": (12, 768, 3072, 12, []), "2B, 4B": (24, 1024, 4096, 16, []), "
           "VL 2B, 4B": (24, 1024, 4096, 16, [5, 11, 17]), "VL 8B, 32B, MoE": (27, 1152, 4304, 16, [8, 16, 24])}
 # Of Qwen3-VL: hidden size, FFN (of an expert), query and KV heads, tied head, experts, its tower.
 VL_SIZES = {"2B": (2048, 6144, 16, 8, True, 0, "VL 2B, 4B"), "4B": (2560, 9728, 32, 8, True, 0, "VL 2B, 4B"),
-            "8B": (4096, 12288, 32, 8, False, 0, "VL 8B, 32B, MoE"), "32B": (5120, 25600, 64, 8, False, 0, "VL 8B, 32B, MoE"),
+            "8B": (4096, 12288, 32, 8, False, 0, "VL 8B, 32B, MoE"),
+            "32B": (5120, 25600, 64, 8, False, 0, "VL 8B, 32B, MoE"),
             "30B-A3B": (2048, 768, 32, 4, False, 128, "VL 8B, 32B, MoE"),
             "235B-A22B": (4096, 1536, 64, 4, False, 128, "VL 8B, 32B, MoE")}
 SEEING = {"image_token_id": 6, "video_token_id": 7, "vision_start_token_id": 4, "vision_end_token_id": 5}
@@ -111,8 +112,8 @@ def tower_config(name: str, out_hidden_size: int) -> dict:
     depth, hidden, inner, heads, deep = TOWERS[name]
     return {"deepstack_visual_indexes": [i // 5 for i in deep], "depth": depth // 5, "hidden_act": "gelu_pytorch_tanh",
             "hidden_size": hidden // 4, "in_channels": 3, "intermediate_size": inner // 4, "num_heads": heads // 4,
-            "num_position_embeddings": 2304, "out_hidden_size": out_hidden_size, "patch_size": 16, "spatial_merge_size": 2,
-            "temporal_patch_size": 2}
+            "num_position_embeddings": 2304, "out_hidden_size": out_hidden_size, "patch_size": 16,
+            "spatial_merge_size": 2, "temporal_patch_size": 2}
 
 
 def vl_config(size: str) -> dict:
@@ -121,13 +122,15 @@ def vl_config(size: str) -> dict:
     kind = f"qwen3_vl{'_moe' * bool(experts)}"
     text = {key: BASE[key] for key in ("attention_bias", "hidden_act", "rms_norm_eps", "max_position_embeddings")} | {
         "head_dim": 32, "hidden_size": hidden // 16, "intermediate_size": inner // 16, "model_type": f"{kind}_text",
-        "num_attention_heads": heads // 4, "num_hidden_layers": 4, "num_key_value_heads": kv_heads // 4, "rope_theta": 5000000,
-        "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5], "rope_type": "default"}, "vocab_size": 970,
-        "max_position_embeddings": 8192, "eos_token_id": None, "tie_word_embeddings": tied}
-    text |= {"num_experts": experts // 16, "num_experts_per_tok": 4, "moe_intermediate_size": inner // 16, "norm_topk_prob": True,
-             "decoder_sparse_step": 1, "mlp_only_layers": []} if experts else {}
+        "num_attention_heads": heads // 4, "num_hidden_layers": 4, "num_key_value_heads": kv_heads // 4,
+        "rope_theta": 5000000, "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5],
+                                                "rope_type": "default"},
+        "vocab_size": 970, "max_position_embeddings": 8192, "eos_token_id": None, "tie_word_embeddings": tied}
+    text |= {"num_experts": experts // 16, "num_experts_per_tok": 4, "moe_intermediate_size": inner // 16,
+             "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": []} if experts else {}
     return SEEING | {"architectures": [f"Qwen3VL{'Moe' * bool(experts)}ForConditionalGeneration"], "model_type": kind,
-                     "text_config": text, "tie_word_embeddings": tied, "vision_config": tower_config(tower, hidden // 16)}
+                     "text_config": text, "tie_word_embeddings": tied,
+                     "vision_config": tower_config(tower, hidden // 16)}
 
 
 def seeing_hybrid(config: dict, tower: str) -> dict:

@@ -51,7 +51,7 @@ settings.load_profile("same examples")
 
 
 def pytest_collection_finish():
-    """What was imported stays: else each full garbage collection looks at all of it again, also in forks. They are rarer."""
+    """What was imported stays: else each full garbage collection looks at it again, also in forks. They are rarer."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)

@@ -49,7 +49,8 @@ def official_config(size: str) -> dict:
 
 def tower_shapes(about: dict) -> dict[str, tuple[int, ...]]:
     """Name -> shape of the tensors of a tower with this vision_config."""
-    d, inner, size, joined = about["hidden_size"], about["intermediate_size"], about["patch_size"], 4 * about["hidden_size"]
+    d, inner, size, joined = (about["hidden_size"], about["intermediate_size"], about["patch_size"],
+                              4 * about["hidden_size"])
     parts: dict[str, tuple[int, ...]] = {"patch_embed.proj": (d, 3, about["temporal_patch_size"], size, size)}
     for i in range(about["depth"]):
         parts |= {f"blocks.{i}.{name}": shape for name, shape in (

@@ -343,7 +343,8 @@ HEAD = "base_model.model.lm_head.base_layer.weight"
     (lambda tensors: tensors.update({A: tensors[A][0]}), ["no matrix"]),
     (lambda tensors: tensors.update({A: tensors[A][:, :-1].copy()}), ["another model", "q_proj"]),
     (lambda tensors: tensors.update({"base_model.model.model.norm.weight": tensors[A][0] + 1}), ["norm", "merge"]),
-    (lambda tensors: tensors.update({A.replace("lora_A", "lora_magnitude_vector"): tensors[A]}), ["magnitude", "merge"])])
+    (lambda tensors: tensors.update({A.replace("lora_A", "lora_magnitude_vector"): tensors[A]}),
+     ["magnitude", "merge"])])
 def test_tensors_that_are_no_plain_adapter(folders, change, words):
     with_adapter_tensors(folders[1], change)
     assert_one_line(message_of(qwen3.load_model, folders[0], adapter=folders[1]), *words)

@@ -618,7 +618,8 @@ def test_arguments_in_xml_have_their_schemas_types(kind, text, value):
     [{"name": "f", "parameters": {"properties": {"a": 5}}}]], ids=str)
 def test_arguments_without_a_schema_are_json_or_text(tools):
     for text, value in (("5", 5), ("x: 5", "x: 5")):
-        assert parse_answer(xml_call("f", a=text), value_of=values_for(tools)).tool_calls[0]["arguments"] == {"a": value}
+        assert parse_answer(xml_call("f", a=text),
+                            value_of=values_for(tools)).tool_calls[0]["arguments"] == {"a": value}
 
 
 XML = xml_call("f", a="1")

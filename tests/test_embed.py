@@ -123,7 +123,8 @@ def test_what_a_model_is(tmp_path, tiny_model):
 
 @pytest.mark.parametrize("modules, pooling, words", [
     (["WordWeights"], {}, ["modules.json", "WordWeights"]),
-    (["st_quantize.FlexibleQuantizer"], {}, ["FlexibleQuantizer", "sentence-transformers computes"]), (["Dense"], {}, ["2_Dense/config.json: missing"]),
+    (["st_quantize.FlexibleQuantizer"], {}, ["FlexibleQuantizer", "sentence-transformers computes"]),
+    (["Dense"], {}, ["2_Dense/config.json: missing"]),
     ([], {"pooling_mode_max_tokens": True}, ["1_Pooling", "pooling_mode_max_tokens"]),
     ([], {"pooling_mode_cls_token": True}, ["1_Pooling", "pooling_mode_cls_token"]),
     ([], {"pooling_mode": ["mean", "cls"]}, ["1_Pooling", "cls"])])

@@ -1,5 +1,5 @@
-"""Qwen3-VL-Embedding and Qwen3-VL-Reranker, on random weights: texts and pictures, compared with transformers, and scores
-with sentence-transformers, too."""
+"""Qwen3-VL-Embedding and Qwen3-VL-Reranker, on random weights: texts and pictures, compared with transformers, and
+scores with sentence-transformers, too."""
 import json
 import shutil
 from dataclasses import replace
@@ -103,15 +103,16 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 
 def test_messages_by_sentence_transformers_files(both):
-    """With these files, an instruction or prompt is the system message, as it is; without one, there is none. The vector of
-    a text is the same beside texts and beside pictures. Once compared with sentence-transformers 6.2: within 3e-7."""
+    """With these files, an instruction or prompt is the system message, as it is; without one, there is none. A
+    text's vector is the same beside texts and pictures. Once compared with sentence-transformers 6.2: within 3e-7."""
     path, theirs = both
     files = {"modules.json": [{"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"}
                               for i, (folder, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling"),
                                                                   ("2_Normalize", "Normalize")))],
              "1_Pooling/config.json": {"pooling_mode": "lasttoken"},
              "config_sentence_transformers.json": {"prompts": {"query": "Find."}},
-             "sentence_bert_config.json": {"modality_config": {"text": {}, "image": {}, "message": {"format": "structured"}},
+             "sentence_bert_config.json": {"modality_config": {"text": {}, "image": {},
+                                                               "message": {"format": "structured"}},
                                            "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}}
     (path / "1_Pooling").mkdir(exist_ok=True)
     for name, content in files.items():
@@ -146,7 +147,8 @@ def test_the_command(both, tmp_path, monkeypatch, capfd):
 
     status, out, err = run("rain\n")
     rows = sorted(map(json.loads, out.splitlines()), key=lambda row: row["line"] is None)
-    assert (status, err) == (0, "") and [(row["line"], row["document"]) for row in rows] == [(1, "rain"), (None, str(file))]
+    assert (status, err) == (0, "") and [(row["line"], row["document"])
+                                         for row in rows] == [(1, "rain"), (None, str(file))]
     assert np.allclose([row["score"] for row in rows], found, atol=1e-5)
     status, out, err = run("")
     assert (status, err) == (0, "") and json.loads(out)["rank"] == 1
@@ -168,7 +170,8 @@ def test_scores(engine, both):
             (asked, images), (text, more) = shown(query), shown(item)
             task = instruction or qwen3_embed.RELEVANT
             both_texts = f"<Instruct>: {task}<Query>:{asked}\n<Document>:{text}"
-            state = last_state(theirs, model, f"{BEFORE}{both_texts}<|im_end|>\n<|im_start|>assistant\n", images + more, 1280)
+            state = last_state(theirs, model, f"{BEFORE}{both_texts}<|im_end|>\n<|im_start|>assistant\n",
+                               images + more, 1280)
             assert abs(score - 1 / (1 + np.exp(-state @ (yes - no)))) < 1e-4
 
 

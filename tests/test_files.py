@@ -109,7 +109,8 @@ def test_saved_prompts_that_are_refused(demo, model, tmp_path, capfd):
 
 
 @pytest.mark.parametrize("options", [["--prompt-cache", "{}/none/file", FRANCE],
-                                     *(["--quantize", "int8", "--save-quantized", name] for name in ("{}/none/new", "{}"))])
+                                     *(["--quantize", "int8", "--save-quantized", name]
+                                       for name in ("{}/none/new", "{}"))])
 def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path, capfd, options, monkeypatch):
     monkeypatch.setattr(qwen3, "sample", lambda *_: pytest.fail("a token would have been drawn for nothing"))
     monkeypatch.setattr(fast, "load_weights", lambda *_: pytest.fail("packed for nothing"))

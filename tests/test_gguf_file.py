@@ -468,8 +468,8 @@ def test_other_architectures(tmp_path, name):
     ({"general.alignment": 7}, "alignment"), ({"qwen3.pooling_type": 4}, "pooling_type = 4"),
     ({"tokenizer.chat_template": "{{"}, "template"), ({"tokenizer.ggml.eos_token_id": "x"}, "eos_token_id"),
     ({"split.count": [1, 2]}, "split.count"), ({"tokenizer.ggml.pre": [1, 2]}, "the tokenizer gpt2, [1, 2]"),
-    ({"general.sampling.temp": "hot"}, "temperature"),
-    ({"qwen3.rope.scaling.attn_factor": 0.5}, "attn_factor"), ({"qwen3.rope.scaling.factor": [1, 2]}, "'linear' is not supported"),
+    ({"general.sampling.temp": "hot"}, "temperature"), ({"qwen3.rope.scaling.attn_factor": 0.5}, "attn_factor"),
+    ({"qwen3.rope.scaling.factor": [1, 2]}, "'linear' is not supported"),
 ], ids=str)
 def test_metadata_that_is_wrong(tmp_path, changes, words):
     file = write_gguf(make_random_model(BASE, tmp_path / "model", "float32"), tmp_path / "x.gguf", **changes)

@@ -19,7 +19,8 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3_numba": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.kernels"},
     "qwen3_lib.app": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io", "qwen3_lib.generation",
                       "qwen3_numba"},
-    "qwen3_lib.page": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_numba"},
+    "qwen3_lib.page": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io", "qwen3_lib.generation",
+                       "qwen3_numba"},
     "qwen3_batch": {"qwen3", "qwen3_lib.generation", "qwen3_lib.app"},
     "qwen3_embed": {"qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_lib.app"},
     "qwen3_inspect": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.app", "qwen3_lib.page"},
@@ -28,7 +29,8 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3_server": {"qwen3", "qwen3_lib.io", "qwen3_lib.app", "qwen3_batch", "qwen3_lib.server"},
 }
 DOORS = {  # the functions that import a room above them, when they are called
-    ("qwen3", "load_model"): {"qwen3_lib.io", "qwen3_5", "qwen3_vision"},  # a name that is no plain folder; a Qwen3.5; pictures
+    # a name that is no plain folder; a Qwen3.5; pictures
+    ("qwen3", "load_model"): {"qwen3_lib.io", "qwen3_5", "qwen3_vision"},
     ("qwen3", "chat"): {"qwen3_lib.generation"},  # stop strings, logprobs, think budget, lookup
     ("qwen3", "main"): {"qwen3_lib.app"},  # the options of the app
 }

@@ -435,7 +435,8 @@ def test_a_gguf_model_brings_its_vision_tower(hub, get_all):
     assert hub.files_asked() == ["mmproj-BF16.gguf", "tiny-Q8_0.gguf"] and outcome[1] == "" and again == outcome
     assert {file.name for file in outcome[0].parent.iterdir()} == {*hub.files_asked()}
     assert {path.split("/")[4] for _, path, _ in hub.requests if path.endswith("tiny-Q8_0.gguf")} == {COMMIT}
-    for files, name in ((["a.gguf", "b/mmproj.gguf"], None), (["mmproj-x-f32.gguf", "x.mmproj-Q8_0.gguf"], "x.mmproj-Q8_0.gguf"),
-                        (["mmproj-F32.gguf", "mmproj-f16.gguf"], "mmproj-f16.gguf"), (["a.mmproj-Q8_0.gguf", "b.mmproj-F16.gguf"],
-                                                                                       "b.mmproj-F16.gguf")):
+    for files, name in ((["a.gguf", "b/mmproj.gguf"], None),
+                        (["mmproj-x-f32.gguf", "x.mmproj-Q8_0.gguf"], "x.mmproj-Q8_0.gguf"),
+                        (["mmproj-F32.gguf", "mmproj-f16.gguf"], "mmproj-f16.gguf"),
+                        (["a.mmproj-Q8_0.gguf", "b.mmproj-F16.gguf"], "b.mmproj-F16.gguf")):
         assert tower_name(files) == name

@@ -287,7 +287,8 @@ def test_logit_lens(tab, held, demo):
         assert tab.page.locator(":focus").text_content() == label and f": “{label}”" in said
         tab.page.keyboard.press("ArrowDown")
     assert tab.page.locator("#lens-table .leads").count() == n
-    corner, below = (tab.page.locator(f"#lens-table tr:nth-child({row}) > :first-child").bounding_box() for row in (1, 2))
+    corner, below = (tab.page.locator(f"#lens-table tr:nth-child({row}) > :first-child").bounding_box()
+                     for row in (1, 2))
     assert corner["x"] == below["x"] > 0  # the first column stays, its head, too
 
 
@@ -424,7 +425,8 @@ def test_looks_and_accessibility(browser, file, hybrid, width, scheme, kind, scr
                                   "法国的首都是哪里" * 5])
 def test_any_prompt_is_text(browser, tmp_path, demo, evil):
     file = tmp_path / "evil.html"
-    file.write_text(qwen3_inspect.inspect(demo, PageOptions(evil, answer=AnswerOptions(max_new_tokens=3), quantized=False)), "utf-8")
+    file.write_text(qwen3_inspect.inspect(demo, PageOptions(evil, answer=AnswerOptions(max_new_tokens=3),
+                                                            quantized=False)), "utf-8")
     tab = Tab(browser, file, 390)
     assert tab.text("#prompt") == evil and evil in tab.text("#wrapped")
     assert tab.page.locator("script").count() == 4 and tab.page.locator("img, main b").count() == 0

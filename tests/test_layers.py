@@ -32,8 +32,8 @@ def multiplied(weight, xs):
     (n, d), width, ones = xs.shape, padded(xs.shape[1], 64), np.ones(xs.shape[1], np.float32)
     out = np.full((n + 2, padded(weight.rows, 32)), np.nan, np.float32)
     h, packed = np.full((n, width + APART), 7, np.float32), np.full((n, vector_size(width)), 7, np.uint8)
-    arrays = {"norm": ones, "head": np.array([weight]), "eps": np.zeros(1), "x": xs, "wanted": np.arange(n), "logits": out[1:-1],
-              "h": h, "packed": packed, "own": np.zeros((2, own_space(0, 0, width)), np.float32),
+    arrays = {"norm": ones, "head": np.array([weight]), "eps": np.zeros(1), "x": xs, "wanted": np.arange(n),
+              "logits": out[1:-1], "h": h, "packed": packed, "own": np.zeros((2, own_space(0, 0, width)), np.float32),
               "products": functions_for(((weight.form, n),))}
     fields = table(tuple(arrays.get(name, np.zeros(0)) for name in NAMES))
     TEAM.run(kernel("decoder_layers"), np.array([(0, 0, 0, 0, fields.ctypes.data, 1)], JOB))
@@ -206,7 +206,8 @@ def test_scales_are_rounded_to_the_nearest(form):
     for size in np.exp(rng.uniform(-12, 8, 50)):
         group = (rng.standard_normal((32, 32)) * size).astype(np.float32)
         quantizing.choose_scales(group, PACKED[form], words, work)
-        near = [np.array([quantizing.scale_from(word + step * i) for word in words.astype(int)], float) for i in (-1, 0, 1)]
+        near = [np.array([quantizing.scale_from(word + step * i) for word in words.astype(int)], float)
+                for i in (-1, 0, 1)]
         gap = np.maximum(near[2] - near[1], near[1] - near[0])
         assert (abs(near[1] - work[7]) <= gap * (0.5 if form == "int8" else 0.5 + 1 / 16) * (1 + 1e-6)).all()
 
@@ -365,8 +366,8 @@ def attended(q, group, tokens, caches, name):
     own = np.empty((VECTORS + width // 2) * BLOCK, np.float32)
     functions = functions_for((), ((FORMS[name][0], 1), (FORMS[name][0], len(q))))
     for block in range(0, n, BLOCK):
-        kernels.attend(functions, q, group, n - tokens + 1 - block, *(cache[block:] for cache in caches), FORMS[name][0],
-                       part if block else result, own)
+        kernels.attend(functions, q, group, n - tokens + 1 - block, *(cache[block:] for cache in caches),
+                       FORMS[name][0], part if block else result, own)
         for left, right in zip(result, part) if block else ():
             kernels.join(left, right, width)
     return result
@@ -390,7 +391,8 @@ def test_negative_scores(name):
     np.testing.assert_allclose(result[:, :width] / result[:, width + 1:width + 2], weights @ v,
                                atol=5e-3 if name == "rounded" else 5e-4)
     for t in range(tokens):
-        alone = attended(q[t * group:(t + 1) * group].copy(), group, 1, [cache[:n - tokens + t + 1] for cache in caches], name)
+        alone = attended(q[t * group:(t + 1) * group].copy(), group, 1,
+                         [cache[:n - tokens + t + 1] for cache in caches], name)
         np.testing.assert_array_equal(alone[:, :width + 2], result[t * group:(t + 1) * group, :width + 2])
 
 

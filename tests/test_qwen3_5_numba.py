@@ -96,7 +96,8 @@ def test_the_logarithm_of_one_plus():
 def test_a_matrix_of_float32_beside_one_of_bfloat16(tmp_path):
     """in_proj_a and in_proj_b are one matrix in the fast engine, and may be stored with different digits."""
     path = make(HYBRID, tmp_path, "bfloat16")
-    numbers = {name: qwen3.to_float32(tensor) for name, tensor in qwen3.Folder(path, qwen3_5.MODEL_TYPES).stored().items()}
+    numbers = {name: qwen3.to_float32(tensor)
+               for name, tensor in qwen3.Folder(path, qwen3_5.MODEL_TYPES).stored().items()}
     write_tensors(path / "model.safetensors", tensors_of(path) | {
         name: ("float32", values * np.float32(1.001)) for name, values in numbers.items() if "in_proj_a" in name})
     ids, model = random_ids(40, 1, 320), fast.load_model(path, kv_dtype="f32")

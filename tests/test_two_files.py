@@ -150,7 +150,8 @@ def test_what_a_script_alone_lacks_is_one_line(tmp_path, script, beside):
     """By a Python without packages."""
     for name in (script, *beside):
         shutil.copy(ROOT / name, tmp_path)
-    done = run(sys.executable, tmp_path, "-I", "-S", "-c", f"import runpy, sys; sys.path[0] = sys.argv[0] = {script!r}; "
+    done = run(sys.executable, tmp_path, "-I", "-S", "-c",
+               f"import runpy, sys; sys.path[0] = sys.argv[0] = {script!r}; "
                f"sys.path.insert(0, '.'); runpy.run_path({script!r}, run_name='__main__')")
     assert done.returncode == 1 and not done.stdout
     missing = "qwen3.py" if not beside else "numpy" if script in ("qwen3_5.py", "qwen3_vision.py") else "qwen3_lib"
@@ -239,7 +240,8 @@ def test_a_third_file_adds_the_hybrids(python, folder, tmp_path, program):
         assert_one_line(run(python, tmp_path, *asked).stderr, "model_type", "qwen3_5_text", "need qwen3_5.py")
         shutil.copy(ROOT / "qwen3_vision.py", tmp_path)
         (tmp_path / "PIL.py").touch()
-        assert_one_line(run(python, tmp_path, "qwen3_vision.py", *asked[1:], "--image", "a.png").stderr, "need qwen3_5.py")
+        assert_one_line(run(python, tmp_path, "qwen3_vision.py", *asked[1:], "--image", "a.png").stderr,
+                        "need qwen3_5.py")
         (tmp_path / "qwen3_vision.py").unlink()
     shutil.copy(ROOT / "qwen3_5.py", tmp_path)
     told = qwen3.chat(qwen3.load_model(path), FRANCE, temperature=0, max_new_tokens=5).finish().text

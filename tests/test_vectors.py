@@ -111,7 +111,8 @@ def test_every_path_gives_the_same_bits(name):
             if not out[0].any():
                 out[0] = out[1]
             np.testing.assert_array_equal(out[1, :n_vectors], out[0, :n_vectors])
-    expected = (whole * scales[..., None]).reshape(2, n).astype(np.float64) @ reference(data, weight).T.astype(np.float64)
+    expected = ((whole * scales[..., None]).reshape(2, n).astype(np.float64)
+                @ reference(data, weight).T.astype(np.float64))
     np.testing.assert_allclose(out[0], expected, rtol=1e-4, atol=0.02)
 
 
@@ -235,7 +236,7 @@ def test_transposed_keys_give_the_same_sums(n, rows, n_vectors, pairs):
 @pytest.mark.parametrize("n_vectors", [1, 2, 5, 8])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 250])
 def test_values_weighted_in_both_ways(rows, n_vectors):
-    """Row by row, as CPUs without AVX-512 do, and in strips of columns, by fma and by the instruction: the same bits."""
+    """Row by row, as CPUs without AVX-512 do, and in strips of columns, by fma and the instruction: the same bits."""
     rng, n, found = np.random.default_rng(0), 96, []
     bits = [rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16
             for shape in ((rows, n), (n_vectors, padded(rows, 2)))]
@@ -255,7 +256,7 @@ def test_values_weighted_in_both_ways(rows, n_vectors):
 @pytest.mark.parametrize("sums", [6, 24])  # of AVX2, NEON and plain; of AVX-512
 @pytest.mark.parametrize("path", cpu.INT8_SHAPES)
 def test_no_product_is_made_for_more_vectors_than_registers_hold(path, sums, monkeypatch):
-    """Sums of all default ways fit, packed blocks are worked on whole, and one vector more than a way takes is refused."""
+    """Sums of all default ways fit, packed blocks are worked on whole, one vector more than a way takes is refused."""
     monkeypatch.setattr(vectors, "PATH", path)
     monkeypatch.setattr(vectors, "SUMS", sums)
     for form in FORMATS.values():

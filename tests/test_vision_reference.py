@@ -1,4 +1,5 @@
-"""Live comparison of what models see with transformers in float64: pixels, towers, whole models. Skipped without torch."""
+"""Live comparison of what models see with transformers in float64: pixels, towers, whole models. Skipped
+without torch."""
 import numpy as np
 import pytest
 from PIL import Image
@@ -43,7 +44,8 @@ def processed(images, max_pixels=qwen3_vision.MAX_PIXELS):
 # Pixels
 # ----------------------------------------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("size", [(640, 480), (480, 640), (1, 1), (4032, 3024), (31, 4000), (5000, 30), (256, 256), (7, 1399)])
+@pytest.mark.parametrize("size", [(640, 480), (480, 640), (1, 1), (4032, 3024), (31, 4000), (5000, 30), (256, 256),
+                                  (7, 1399)])
 def test_pixels(size):
     """Bit by bit, of any shape; a phone's photo has at most 1,024 tokens."""
     image = noise(*size)
@@ -109,7 +111,8 @@ def publish_experts(path, turned):
         gate, up, down = (np.stack([stored[f"{start}.experts.{i}.{name}_proj.weight"].T for i in range(n)])
                           for name in ("gate", "up", "down"))
         stacked = {"gate_up_proj": np.concatenate([gate, up], axis=2), "down_proj": down}
-        tensors |= {f"{start}.experts.{name}": data if turned else data.swapaxes(1, 2) for name, data in stacked.items()}
+        tensors |= {f"{start}.experts.{name}": data if turned else data.swapaxes(1, 2)
+                    for name, data in stacked.items()}
     write_tensors(path / "model.safetensors", {name: ("float32", data) for name, data in tensors.items()})
 
 
@@ -130,7 +133,8 @@ def both(request, tmp_path_factory):
 TEXT = np.random.default_rng(1).integers(10, 970, 3100).tolist()
 PROMPTS = {"one picture": [*TEXT[:5], 0, *TEXT[5:9]], "first, then text": [0, *TEXT[:9]],
            "one behind the other": [4, 0, 5, 4, 1, 5],
-           "between texts": [*TEXT[:7], 0, *TEXT[7:20], 1, *TEXT[20:22], 2, 5], "the same twice": [*TEXT[:4], 1, 9, 1, *TEXT[:4]],
+           "between texts": [*TEXT[:7], 0, *TEXT[7:20], 1, *TEXT[20:22], 2, 5],
+           "the same twice": [*TEXT[:4], 1, 9, 1, *TEXT[:4]],
            "after 3,000 tokens": [*TEXT[:3000], 2, *TEXT[3000:3010]]}
 IMAGES = [noise(300, 260), noise(500, 180, 1), noise(190, 420, 2)]  # numbers below 3 in PROMPTS
 
@@ -167,7 +171,8 @@ def test_models(name, engine, both):
                              for piece in np.split(ids, [1, 9, 50, 51, len(ids) - 1]) if len(piece)])
     for logits in (at_once, pieces):
         difference = (logits - expected) / expected.std()
-        assert np.sqrt((difference**2).mean()) < 2e-5 and np.abs(difference).max() < (1e-4 if "VL" in str(path) else 2e-4)
+        assert (np.sqrt((difference**2).mean()) < 2e-5
+                and np.abs(difference).max() < (1e-4 if "VL" in str(path) else 2e-4))
     theirs.generation_config = transformers.GenerationConfig(pad_token_id=0, eos_token_id=None)
     with torch.no_grad():
         answer = theirs.generate(**arguments, do_sample=False, max_new_tokens=32)[0, len(ids):].tolist()
@@ -196,7 +201,8 @@ def test_the_inspect_page(name, tmp_path):
     """The attention weights that the page of qwen3_inspect.py shows, of all tokens to all patches of two pictures."""
     path, images = make_seeing(CONFIGS[name], tmp_path), [noise(320, 256), noise(256, 384, 1)]
     model = qwen3.load_model(path)
-    found = contents(model, PageOptions("What is this?", answer=AnswerOptions(max_new_tokens=4), quantized=False, images=images))
+    found = contents(model, PageOptions("What is this?", answer=AnswerOptions(max_new_tokens=4), quantized=False,
+                                        images=images))
     ids = np.array(found["tokens"]["ids"])
     assert [(ids == ~k).sum() for k in range(2)] == [80, 96]
     theirs = torch.tensor(np.where(ids < 0, PAD, ids))[None]

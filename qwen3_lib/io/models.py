@@ -98,8 +98,8 @@ class Checkpoint(Folder):
 
     def config(self) -> Config:
         if "eagle" in str(self.json("config.json").get("architectures")).lower():
-            raise InputError(f"{self.path / 'config.json'}: an EAGLE head is not supported; a small model or --draft int4 "
-                             "can guess, too")
+            raise InputError(f"{self.path / 'config.json'}: an EAGLE head is not supported; a small model or "
+                             "--draft int4 can guess, too")
         self.quantization()
         return super().config()
 

@@ -332,8 +332,8 @@ def attend(products, q, group, seen, keys, values, form, out, own):
         if form == ROUNDED and least < most:
             least -= least % 2  # a pair of rows is never torn
         p, p_stride, y, y_stride = scores.ctypes.data, scores.strides[0], out[start].ctypes.data, out.strides[0]
-        call_at(functions.address[end - start], (k, stride, most, q[start].ctypes.data, q.strides[0], width, p, p_stride,
-                                                 np.int64(0), np.int64(0)))
+        call_at(functions.address[end - start], (k, stride, most, q[start].ctypes.data, q.strides[0], width, p,
+                                                 p_stride, np.int64(0), np.int64(0)))
         for r in range(start, end):  # each step for all rows: a core begins a row before it is done with the last one
             count = seen_by(r // group, seen)
             out[r, width] = largest_of(scores[r - start, :count]) if count > 0 else np.float32(0)
@@ -396,7 +396,8 @@ def attention(crew, layer, job):
     A task of one block gives the same as the same block of a task of many: threads never change the order of sums.
     """
     queries, tasks, tiles, partials = fields.queries(job), fields.tasks(job), fields.tiles(job), fields.partials(job)
-    products, h, own, form = fields.products(job), fields.h(job), fields.own(job)[crew.rank], fields.cache_rows(job)[0].form
+    products, h, own, form = (fields.products(job), fields.h(job), fields.own(job)[crew.rank],
+                              fields.cache_rows(job)[0].form)
     n_kv_heads, n_tasks, m, width = len(queries), len(tasks), len(h), queries.shape[2]
     group, head_dim = queries.shape[1] // m, fields.head_norms(job).shape[2]
     for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew, np.int64(0)):

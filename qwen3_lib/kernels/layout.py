@@ -134,7 +134,7 @@ CACHE_ROWS = record("form", "size")  # of all caches
 # pass and after it.
 RUN = record("first", "end", "late", "late_after")
 STATE = record("history", "memory", "late")  # the addresses of the arrays of delta.state_of
-# The machine code for some vectors: the most that are multiplied at once, and the address of the function for each number.
+# The machine code for some vectors: the most that are multiplied at once, and the function's address for each number.
 FUNCTIONS = np.dtype((np.record, [("most", np.int64), ("address", np.int64, (VECTORS + 1,))]))
 # What a kernel gets: the number of threads; the address of a barrier int64 [24]; the layers first to last - 1; the
 # address of the table of all fields of Layers, Batch and Space, and of the table in products.py; 1 if logits follow.

@@ -328,7 +328,7 @@ CHUNK = 512  # prompt tokens that go through the layers together: enough for ful
 TokenIds = list[int] | np.ndarray
 
 
-def embed(model: Model, ids: np.ndarray) -> np.ndarray:
+def embed_tokens(model: Model, ids: np.ndarray) -> np.ndarray:
     """The vectors of tokens [n] -> [n, hidden_size]: rows of embed_tokens, or what a tower has made of a picture."""
     x, pictures = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0)), model.pictures
     return x if pictures is None else pictures.add(x, ids, 0)  # a picture's tokens have ids below 0
@@ -342,7 +342,7 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
     for start in range(0, len(ids), CHUNK):
         now = slice(start, start + CHUNK)
         cos, sin = rope_tables(config, positions[now] if pictures is None else pictures.positions(cache, ids[now]))
-        x = embed(model, ids[now])  # rows of embed_tokens [CHUNK, hidden_size]
+        x = embed_tokens(model, ids[now])  # rows of embed_tokens [CHUNK, hidden_size]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
             if pictures is not None:  # Qwen3-VL adds vectors of pictures after its first layers, too

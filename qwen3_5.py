@@ -43,7 +43,8 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 import qwen3  # first: it says in one line what is missing
 import numpy as np
 from qwen3 import (CHUNK, QWEN3, Config, Engine, Folder, KVCache, Model, ModelType, TokenIds, apply_rope,
-                   checked_number, checked_whole, config_of, embed, linear, moe, rms_norm, rope_of, rope_tables, swiglu)
+                   checked_number, checked_whole, config_of, embed_tokens, linear, moe, rms_norm, rope_of, rope_tables,
+                    swiglu)
 from tokenizer_utils import InputError, brief
 
 __all__ = ["HybridCache", "HybridConfig", "delta_rule", "delta_rule_in_chunks"]
@@ -213,7 +214,7 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache:
 # conversation goes on, or is changed, at the border of a turn. So the states at these borders are kept. And a guess
 # that may be wrong isn't learned in its own pass, but in the next one, from its q, k, v, g and beta: 0.6 MB.
 
-KEPT = 2**28  # bytes for kept states: 13 of Qwen3.5-0.8B
+KEPT_STATES = 2**28  # bytes for kept states: 13 of Qwen3.5-0.8B
 
 
 class State(NamedTuple):
@@ -247,7 +248,7 @@ class HybridCache(KVCache):
                            np.zeros(self.stored_shape(), np.float32),
                            np.zeros((0, config.conv_dim + 2 * self.shape[0]), np.float32))
         size = len(config.linear_layers) * sum(array.nbytes for array in self.empty)
-        self.most = max(KEPT // max(size, 1), 3)  # the border before the last message, the one after it, and the first
+        self.most = max(KEPT_STATES // max(size, 1), 3)  # the borders before and after the last message, and the first
         self.fixed = (self.most + 2) * size  # with those of now and of the pass that runs
         self.snapshots = [Snapshot(0, dict.fromkeys(config.linear_layers, self.empty), kept=True)]
         self.new, self.sure = dict[int, State](), 0  # of the pass that runs; from which position on it has guesses
@@ -339,7 +340,7 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.n
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
         new = ids[start:end]
         cos, sin = rope_tables(config, positions[start:end] if see is None else see.positions(cache, new))
-        x = embed(model, new)  # rows of embed_tokens
+        x = embed_tokens(model, new)  # rows of embed_tokens
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
         cache.advance(ids[start:end])
@@ -377,7 +378,7 @@ def guess(model: Model, states: np.ndarray, token_ids: TokenIds, cache: KVCache,
     """
     w, ids, eps = model.weights["mtp"], np.asarray(token_ids), model.config.rms_norm_eps
     cos, sin = rope_tables(model.config, start + cache.reserve(len(ids)))  # each state at the position of its own token
-    following = rms_norm(embed(model, ids), w["pre_fc_norm_embedding"], eps)
+    following = rms_norm(embed_tokens(model, ids), w["pre_fc_norm_embedding"], eps)
     x = linear(np.concatenate([following, rms_norm(states, w["pre_fc_norm_hidden"], eps)], axis=1), w["fc"])
     x = decoder_layer(x, w, cache.config, cache, 0, cos, sin)  # type: ignore[arg-type]
     cache.advance(ids)
@@ -387,9 +388,9 @@ def guess(model: Model, states: np.ndarray, token_ids: TokenIds, cache: KVCache,
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
 
-KINDS = ("linear_attention", "full_attention")
+LAYER_TYPES = ("linear_attention", "full_attention")
 MTP_NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
-LINEAR = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
+DELTA_FIELDS = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
           "linear_conv_kernel_dim")
 EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
 NEW = ("layer_types", "partial_rotary_factor", "shared_expert_intermediate_size")  # they mean another thing in a Qwen3
@@ -402,21 +403,21 @@ def hybrid_config(folder: Folder, sparse: bool = False) -> HybridConfig:
     part = rope.pop("partial_rotary_factor", found["partial_rotary_factor"])
     part = checked_number(f"{file}: partial_rotary_factor", part, 0, 1)
     sizes: dict[str, Any] = {key: checked_whole(f"{file}: {key}", found[key], 1)
-                             for key in (*LINEAR, *(EXPERTS if sparse else ()))}
+                             for key in (*DELTA_FIELDS, *(EXPERTS if sparse else ()))}
     interval = checked_whole(f"{file}: full_attention_interval", found["full_attention_interval"], 1)
     plain = {key: value for key, value in found.items() if key not in NEW and key != "rope_scaling"}
     plain |= {"rope_parameters": rope} | ({"intermediate_size": sizes["moe_intermediate_size"]} if sparse else {})
     config = config_of(plain, file)  # checks the rest
     n = config.num_hidden_layers
-    kinds = found.get("layer_types") or [KINDS[(i + 1) % interval == 0] for i in range(n)]
-    if not isinstance(kinds, list) or len(kinds) != n or not all(kind in KINDS for kind in kinds):
+    kinds = found.get("layer_types") or [LAYER_TYPES[(i + 1) % interval == 0] for i in range(n)]
+    if not isinstance(kinds, list) or len(kinds) != n or not all(kind in LAYER_TYPES for kind in kinds):
         raise InputError(f"{file}: layer_types = {brief(repr(kinds), 80)} can't be")
     fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n + 1)) if sparse else (), "norm_topk_prob": sparse}
     fields |= {"rope_dim": int(config.head_dim * part)}
     # An MTP head has the model's embedding and lm_head. Transformers doesn't save it.
     mtp = checked_whole(f"{file}: mtp_num_hidden_layers", found.get("mtp_num_hidden_layers", 0), 0)
     has_head = mtp and not found.get("mtp_use_dedicated_embeddings") and any(".fc." in name for name in folder.mapped())
-    config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == KINDS[0]),
+    config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == LAYER_TYPES[0]),
                           mtp_num_hidden_layers=int(has_head))
     if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads \
             or sparse and not config.num_experts_per_tok <= config.num_experts <= 10_000:

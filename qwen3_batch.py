@@ -37,8 +37,8 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_tools
 from qwen3_lib.app.jobs import Journal, description, run_job
 from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
-                                   add_model_options, answer_options, load, template_option)
-from qwen3_lib.app.records import JobSettings, open_source, request
+                                   add_model_options, answer_options, load_main, template_option)
+from qwen3_lib.app.records import JobSettings, open_source, request_of_row
 from qwen3_lib.app.terminal import note
 from qwen3_lib.generation.batch import MOST_SLOTS, Batch, generate_batch, slots_in
 
@@ -46,8 +46,9 @@ __all__ = ["MOST_SLOTS", "Batch", "generate_batch", "slots_in"]
 
 # ---- The command line ------------------------------------------------------------------------------------------------
 
-CONTEXT = 4096  # tokens of a prompt and its answer; each slot takes memory for all of them
-EXCLUDES = {"raw": ("system", "tools", "think", "think_budget", "chat_template_kwargs"), "greedy": ("temperature",),
+SLOT_TOKENS = 4096  # tokens of a prompt and its answer; each slot takes memory for all of them
+BATCH_EXCLUDES = {"raw": ("system", "tools", "think", "think_budget", "chat_template_kwargs"),
+                  "greedy": ("temperature",),
             "column": ("template",), "json_schema": ("regex", "grammar"), "regex": ("grammar",)}
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
@@ -72,7 +73,7 @@ def make_parser() -> Parser:
     add("--memory", metavar="SIZE", help="memory for keys and values, such as 4GB; with more memory, more records are "
         f"answered at the same time, at most {MOST_SLOTS} (default: half of the free memory)")
     add("--context", type=int, metavar="N", help="most tokens of a prompt and its answer together (default: "
-        f"{CONTEXT}, or the model's context if that is smaller)")
+        f"{SLOT_TOKENS}, or the model's context if that is smaller)")
     add_engine_options(parser)
     add_draft(parser.add_argument)
     add = parser.add_argument_group("what to ask").add_argument
@@ -106,14 +107,14 @@ def run(args: argparse.Namespace) -> int:
                            None if args.context is None else checked_whole("context", args.context, 2))
     folder = Path(args.input).resolve().parent
     memory, source = checked_size(args.memory), open_source(args.input, template, args.text)
-    model = load(args)
-    longest = min(args.context or CONTEXT, model.config.context_length)
+    model = load_main(args)
+    longest = min(args.context or SLOT_TOKENS, model.config.context_length)
     slots = slots_in(model, longest, memory)
     with Journal(args.out, description(source, model, settings), source.last) as journal:
         form = "plain text, one prompt per line; " if source.form == "text" else ""
         note(f"{args.input}: {form}records: {source.n_records}, {slots} at a time, each of at most {longest} "
              "tokens with its answer")
-        run_job(source, journal, Batch(model, slots, longest), lambda row, line: request(
+        run_job(source, journal, Batch(model, slots, longest), lambda row, line: request_of_row(
             model, settings, row, line, folder), args.openai, args.fail_fast)
     return 1 if journal.n_failed and not journal.n_answered else 0
 
@@ -122,7 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line -> exit status."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    parser.check(args, EXCLUDES)
+    parser.check(args, BATCH_EXCLUDES)
     return guarded(lambda: run(args))
 
 

@@ -41,7 +41,7 @@ import numpy as np
 from qwen3_5 import sigmoid
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import picture_file, read_text
-from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load, named_model
+from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main, named_model
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
 from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.pictures import messages_and_pictures
@@ -63,7 +63,7 @@ SUFFIX = "<|im_end|>\n<|im_start|>assistant\n<think>\n\n</think>\n\n"
 # Of Qwen3-VL-Embedding and Qwen3-VL-Reranker.
 REPRESENT = "Represent the user's input."  # where no instruction is given
 RELEVANT = "Given a search query, retrieve relevant candidates that answer the query."
-TOGETHER = 8  # texts with pictures whose vectors are in memory together
+SEEN_TOGETHER = 8  # texts with pictures whose vectors are in memory together
 Seen = dict[str, Any]  # {"image": ..., "text": ...}, or one of them
 
 
@@ -95,16 +95,16 @@ def embed(model: Model, texts: Iterable[str | Seen], instruction: str | None = N
         task = instruction if seeing else f"Instruct: {instruction}\nQuery:"
     texts = checked_texts(texts, pictures=seeing)
     seen = any(isinstance(text, dict) for text in texts)
-    if seen and len(texts) > TOGETHER:  # of more pictures, the vectors would take much memory
-        return np.concatenate([embed(model, texts[i:i + TOGETHER], instruction, dimensions, truncate, prompt)
-                               for i in range(0, len(texts), TOGETHER)])
+    if seen and len(texts) > SEEN_TOGETHER:  # of more pictures, the vectors would take much memory
+        return np.concatenate([embed(model, texts[i:i + SEEN_TOGETHER], instruction, dimensions, truncate, prompt)
+                               for i in range(0, len(texts), SEEN_TOGETHER)])
     shown, after = list[Picture](), ending(model)
     if seeing:
         system = task or ("" if recipe.messages else REPRESENT)
         bodies = [seen_body(model, system, parts_of(text, 1800), shown) for text in texts]
         n_task, truncate = 0, False
     else:
-        bodies, n_task = [body_of(model, task + text, truncate) for text in texts], len(body_of(model, task))
+        bodies, n_task = [ids_of_text(model, task + text, truncate) for text in texts], len(ids_of_text(model, task))
         if not after and recipe.needs_end:
             after = [token_id(model, END, f"its tokenizer has no token {END}")]
     pooled = pooled_states(model, [], bodies, after, truncate, n_task, recipe.longest,
@@ -133,7 +133,7 @@ def seen_body(model: Model, system: str, parts: list[dict[str, Any]], shown: lis
     messages, pictures = messages_and_pictures(model, [*before, {"role": "user", "content": parts}])
     shown += pictures  # they stay as long as somebody holds them
     text = model.tokenizer.apply_chat_template(messages, join_text_parts=True)
-    return [*map(int, prompt_ids(model, body_of(model, text), pictures))]
+    return [*map(int, prompt_ids(model, ids_of_text(model, text), pictures))]
 
 
 def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], instruction: str | None = None,
@@ -151,9 +151,9 @@ def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], ins
     seeing, shown = model.pictures is not None, list[Picture]()
     checked_texts([query], "the query", seeing)
     documents = checked_texts(documents, "document", seeing)
-    if seeing and len(documents) > TOGETHER:
-        return np.concatenate([rerank(model, query, documents[i:i + TOGETHER], instruction, truncate)
-                               for i in range(0, len(documents), TOGETHER)])
+    if seeing and len(documents) > SEEN_TOGETHER:
+        return np.concatenate([rerank(model, query, documents[i:i + SEEN_TOGETHER], instruction, truncate)
+                               for i in range(0, len(documents), SEEN_TOGETHER)])
     task = f"<Instruct>: {SEARCH if instruction is None else instruction}\n<Query>: {query}\n<Document>: "
     if head is None:  # two rows [hidden_size], not the whole vocabulary
         words = [token_id(model, word, f"not a reranker: its tokenizer has no token {word!r}; take a model such as "
@@ -162,14 +162,15 @@ def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], ins
         weight = yes - no  # gives the difference of the two logits, and its sigmoid is the share of "yes"
     else:
         weight = head.weight[0]
-    before, after, n_task = body_of(model, PREFIX), body_of(model, SUFFIX) + ending(model), len(body_of(model, task))
+    before, after = ids_of_text(model, PREFIX), ids_of_text(model, SUFFIX) + ending(model)
+    n_task = len(ids_of_text(model, task))
     if seeing:
         start = f"<Instruct>: {RELEVANT if instruction is None else instruction}<Query>:"
         asked = [*parts_of(start, 1280), *parts_of(query, 1280), *parts_of("\n<Document>:", 1280)]
         bodies = [seen_body(model, JUDGE, asked + parts_of(document, 1280), shown) for document in documents]
         before, after, n_task, truncate = [], ending(model), 0, False
     else:
-        bodies = [body_of(model, task + document, truncate) for document in documents]
+        bodies = [ids_of_text(model, task + document, truncate) for document in documents]
     last = pooled_states(model, before, bodies, after, truncate, n_task, model.config.context_length,
                          lambda states, ids: states[-1 if head is None else head.last(ids)])
     states = np.array(last, np.float32).reshape(len(bodies), model.config.hidden_size)
@@ -184,7 +185,7 @@ def ending(model: Model) -> list[int]:
     return model.tokenizer.encode("")
 
 
-def body_of(model: Model, text: str, truncate: bool = False) -> list[int]:
+def ids_of_text(model: Model, text: str, truncate: bool = False) -> list[int]:
     """The ids of a text without its ending: a text is cut before it. `truncate`: ids beyond the context may lack."""
     ids = encoded(model.tokenizer, text, model.config.context_length, cut=truncate)
     return ids[:len(ids) - len(ending(model))]
@@ -240,7 +241,7 @@ def classify(model: Model, texts: Iterable[str], truncate: bool = False) -> list
     if (head := head_of(model.folder, model.config)) is None:
         raise InputError(f"{model.path}: not a classifier: architectures in config.json is none of {', '.join(HEADS)}")
     texts = checked_texts(texts)
-    bodies = [body_of(model, text, truncate) for text in texts]
+    bodies = [ids_of_text(model, text, truncate) for text in texts]
 
     def logits(states: np.ndarray, ids: list[int]) -> np.ndarray:
         rows = states if head.kind == TOKEN else states[[head.last(ids)]]
@@ -307,7 +308,7 @@ def head_of(folder: Folder, config: Config) -> Head | None:
 
 PASS_TOKENS = 512  # tokens in one pass: enough for full speed of the matrix products
 POSITIONS = 4096  # positions in the KV caches of one pass: at most 0.9 GB in Qwen3-0.6B
-PASS = 16  # computing this many tokens takes about as long as reading the weights once
+PASS_TOKENS = 16  # computing this many tokens takes about as long as reading the weights once
 
 
 def pooled_states(model: Model, before: list[int], bodies: Sequence[list[int]], after: list[int], truncate: bool,
@@ -351,7 +352,7 @@ def common_length(texts: Sequence[list[int]]) -> int:
         return 0
     # The first and the last text in dictionary order share the fewest. At least one token of each text must remain.
     shared = min(len(os.path.commonprefix([min(texts), max(texts)])), min(map(len, texts)) - 1)
-    return shared if shared * (len(texts) - 1) > PASS else 0
+    return shared if shared * (len(texts) - 1) > PASS_TOKENS else 0
 
 
 def groups(lengths: Sequence[int], shared: int) -> Iterator[list[int]]:
@@ -442,7 +443,7 @@ def run(args: argparse.Namespace) -> int:
     numbers, texts = [i for i, _ in found], [line for _, line in found]
     if bare and (blank := next((i for i, number in enumerate(numbers, 1) if i != number), None)):
         raise InputError(f"{where}: line {blank} is empty and has no vector; --json skips empty lines")
-    model = load(args)
+    model = load_main(args)
     if images and model.pictures is None:
         raise InputError(f"{model.path}: the model can't see: it has no vision tower")
     if args.classify:

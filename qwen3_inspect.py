@@ -34,7 +34,7 @@ import qwen3_5
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import picture_file
 from qwen3_lib.app.models import readable_size
-from qwen3_lib.app.options import (Parser, add_max_pixels, add_model_options, add_sampling, answer_options, load,
+from qwen3_lib.app.options import (Parser, add_max_pixels, add_model_options, add_sampling, answer_options, load_main,
                                    named_model)
 from qwen3_lib.app.terminal import note, write
 from qwen3_lib.io.cores import sharing
@@ -100,7 +100,7 @@ def run(args: argparse.Namespace) -> int:
     options = PageOptions(args.prompt, args.raw, args.think, answer_options(args), args.quantized, compare,
                           [*map(picture_file, args.image)])
     check_target(args.out)
-    model = load(args, Engine())
+    model = load_main(args, Engine())
     # write_whole opens the file before inspect computes, so that an impossible place is refused first.
     write_whole(args.out, lambda file: file.write(inspect(model, options, note).encode("utf-8")))
     write(f"{args.out}: {readable_size(os.path.getsize(args.out))}\n")

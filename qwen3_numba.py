@@ -52,15 +52,16 @@ import qwen3  # first: it says in one line what is missing
 import numpy as np
 
 from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer,
-                   __version__, chat, checked_whole, default_sampling, embed, forward, generate, rms_norm, rope_tables,
-                   to_float32)
+                   __version__, chat, checked_whole, default_sampling, embed_tokens, forward, generate, rms_norm,
+                   rope_tables, to_float32)
 from qwen3_5 import HybridConfig, turn_ends
 from qwen3_lib.io.cores import available_cpus
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
 from qwen3_lib.kernels.layout import (BF16, BLOCK, CACHE, CACHE_ROWS, F16, F32, FEW, GROUP, JOB, KV8, PANEL, PASS,
-                                      PROMPT, ROUNDED, ROW, TASK, TILE, TILES, Batch, is_packed, padded, table)
+                                      PROMPT, ROUNDED, ROW, TASK, TILE, TILES, NewTokens, address_table, is_packed,
+                                      padded)
 from qwen3_lib.kernels.hybrid import StateCache, state_tables
 from qwen3_lib.kernels.memory import aligned, empty
 
@@ -176,12 +177,12 @@ HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache), {"p
                  for dtype, cache in CACHES.items()}
 KV_DTYPES = "f16", "bf16", "f32", "int8"
 ACTIVATIONS = "f32", "bf16"  # to which vectors may be rounded before they are multiplied with weights of bf16
-MOST = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
+LARGEST_CACHED = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
 STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a number or a scale of fewer loses digits
 
 
 def batch_of(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], caches: list[Any], rows: np.ndarray,
-             wanted: np.ndarray) -> Batch:
+             wanted: np.ndarray) -> NewTokens:
     """x [m, hidden_size] at `rows`, ROW [m], of these caches; turned: rope_tables; the tokens `wanted` get logits."""
     group = w.config.num_attention_heads // w.config.num_key_value_heads
     tasks, tiles = attention_tasks(rows["sequence"], rows["position"], group)
@@ -189,12 +190,12 @@ def batch_of(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], c
     logits = w.logits.take(shape[0] * shape[1]).reshape(shape) if len(wanted) <= PROMPT else empty(shape, np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
     runs, states = state_tables(caches, np.bincount(rows["sequence"], minlength=len(caches)))
-    return Batch(x=x, cos=turned[0], sin=turned[1], rows=rows, tasks=tasks, tiles=tiles, wanted=wanted, logits=logits,
-                 caches=np.array(where, CACHE), runs=runs, states=states,
-                 cache_rows=np.array([(caches[0].stored, caches[0].k.shape[3])], CACHE_ROWS))
+    return NewTokens(x=x, cos=turned[0], sin=turned[1], rows=rows, tasks=tasks, tiles=tiles, wanted=wanted,
+                     logits=logits, caches=np.array(where, CACHE), runs=runs, states=states,
+                     cache_rows=np.array([(caches[0].stored, caches[0].k.shape[3])], CACHE_ROWS))
 
 
-def needed_functions(w: Weights, batch: Batch, n_queries: list[int]) -> np.ndarray:
+def needed_functions(w: Weights, batch: NewTokens, n_queries: list[int]) -> np.ndarray:
     """The table of products for a batch whose tasks have so many queries."""
     m, head = len(batch.x), int(w.layers.head[0].form)
     needs = [*((form, m) for form in w.formats), *((head, len(batch.wanted)) for _ in batch.wanted[:1])]
@@ -203,7 +204,8 @@ def needed_functions(w: Weights, batch: Batch, n_queries: list[int]) -> np.ndarr
     return functions_for(tuple(needs), tuple((int(batch.cache_rows[0].form), n) for n in sorted({1, *n_queries})))
 
 
-def run_layers(w: Weights, batch: Batch, caches: list[Any], deepen: tuple[Callable[[], Any], ...] = ()) -> np.ndarray:
+def run_layers(w: Weights, batch: NewTokens, caches: list[Any],
+               deepen: tuple[Callable[[], Any], ...] = ()) -> np.ndarray:
     """Runs the batch's x through all layers, in place -> the logits [n, vocab_size] of the tokens that get some.
 
     deepen[i]() changes x after layer i.
@@ -212,7 +214,7 @@ def run_layers(w: Weights, batch: Batch, caches: list[Any], deepen: tuple[Callab
     n_queries = (batch.tasks["n"] * (config.num_attention_heads // config.num_key_value_heads)).tolist()
     space, space_table = w.work_space(config, m, len(batch.tasks), max(n_queries))
     functions = needed_functions(w, batch, n_queries)
-    job_table = np.concatenate([w.table, table(batch), space_table, table((functions,))])
+    job_table = np.concatenate([w.table, address_table(batch), space_table, address_table((functions,))])
     deepen = deepen[:n_layers]
     stops = sorted({0, n_layers, *range(0, n_layers, max(1, PASS // m)), *range(1, len(deepen) + 1)})
     if len(deepen) == n_layers:  # the head by itself: x changes after the last layer, or there are no layers
@@ -264,7 +266,7 @@ def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: An
           start: int) -> tuple[np.ndarray, int]:
     """The namesake of qwen3_5.guess; the guess is a common token, or like one of the text."""
     ids, head, eps, n = np.asarray(token_ids), model.weights.mtp, model.config.rms_norm_eps, len(token_ids)
-    rows = embed(model, ids)
+    rows = embed_tokens(model, ids)
     head.vocabulary.add(ids)
     parts = zip((rows, states), head.norms)
     both = np.concatenate([rms_norm(part, norm, eps) for part, norm in parts], axis=1)
@@ -297,7 +299,7 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
     borders = turn_ends(model, ids) if isinstance(caches[0], StateCache) else []
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
         now = slice(start, end)
-        x, here = embed(model, ids[now]), wanted[(wanted >= start) & (wanted < end)] - start
+        x, here = embed_tokens(model, ids[now]), wanted[(wanted >= start) & (wanted < end)] - start
         places, deepen = positions[now], []
         if see is not None:
             places = see.positions(cache, ids[now])
@@ -343,7 +345,7 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
         rounds = activations == "bf16" or activations is None and (bool(quantize) or stays_packed(folder))
         dtype = kv_dtype or ("bf16" if rounds else "f16")
         overflow = {"overflow": f"a key or value is probably too large for the {dtype} cache, which holds numbers up "
-                                f"to {MOST[dtype]}: try --kv-dtype bf16"} if dtype in MOST else {}
+                                f"to {LARGEST_CACHED[dtype]}: try --kv-dtype bf16"} if dtype in LARGEST_CACHED else {}
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
         load = partial(load_weights, quantize=quantize, threads=threads, activations=activations or "f32")
         new_cache = (HYBRID_CACHES if isinstance(config, HybridConfig) else CACHES)[cached]

@@ -38,7 +38,7 @@ from qwen3_batch import MOST_SLOTS, Batch, checked_size, slots_in
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import (Parser, add_draft, add_engine_options, add_max_pixels, add_model_options,
-                                   answer_options, load)
+                                   answer_options, load_main)
 from qwen3_lib.app.terminal import banner, note
 from qwen3_lib.io.errors import brief, counted
 
@@ -54,7 +54,7 @@ else:
     missing = None
 
 CONTEXT = 8192  # tokens of a prompt and its answer; each slot takes memory for all of them
-KEPT = "512MB"
+KEEP = "512MB"
 GRACE = 10.0  # seconds that running answers have after SIGTERM
 LAST = 4.0  # seconds after that until the process ends, whatever runs
 
@@ -78,7 +78,7 @@ def make_parser() -> Parser:
         f"at most {MOST_SLOTS})")
     add("--memory", metavar="SIZE", help="memory for the keys and values of all slots, such as 4GB (default: half of "
         "the free memory)")
-    add("--keep", metavar="SIZE", default=KEPT, help="memory for earlier prompts and answers, so that a conversation "
+    add("--keep", metavar="SIZE", default=KEEP, help="memory for earlier prompts and answers, so that a conversation "
         "that goes on isn't computed again (default: %(default)s)")
     add("--queue", type=int, default=64, metavar="N", help="how many answers may wait for a slot (default: "
         "%(default)s)")
@@ -95,7 +95,7 @@ def make_parser() -> Parser:
 def open_batch(args: argparse.Namespace) -> Batch:
     """Loads the model and makes room for answers."""
     memory = checked_size(args.memory)
-    model = load(args)
+    model = load_main(args)
     note(banner(model))
     model = replace(model, tokenizer=Renderer(model.tokenizer, str(model.path)))
     if model.embeds:  # needs no slots: it gives vectors only

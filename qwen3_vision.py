@@ -61,7 +61,7 @@ __all__ = ["Picture", "Pictures", "VisionConfig", "patches_of", "smart_resize", 
 # ---- Config, and a picture in patches --------------------------------------------------------------------------------
 
 MIN_PIXELS, MAX_PIXELS = 2**16, 2**20  # of a picture for the tower: 64 to 1,024 tokens, unless the caller says so
-LARGEST = 2**24  # the largest max_pixels: 16,384 tokens
+PIXELS_LIMIT = 2**24  # the largest max_pixels: 16,384 tokens
 
 
 @dataclass(frozen=True)
@@ -215,8 +215,8 @@ def tower(pixels: np.ndarray, w: dict[str, Any], config: VisionConfig) -> np.nda
 # and the token's place among them. A number is given once in a process. So caches, which compare ids, never take one
 # picture for another, and know a picture that comes again. Positions follow from the ids alone.
 
-NUMBERS = itertools.count(1)  # so that -1 is no picture
-KEPT = 2**28  # bytes of vectors that are kept though no sequence holds them: 64 pictures of 1,024 tokens, Qwen3.5-0.8B
+PICTURE_NUMBERS = itertools.count(1)  # so that -1 is no picture
+KEPT_PICTURES = 2**28  # bytes of vectors kept though no sequence holds them: 64 pictures of 1,024 tokens, Qwen3.5-0.8B
 
 
 @dataclass(frozen=True, eq=False)
@@ -293,8 +293,8 @@ class Pictures:
 
     def size(self, image: Any, max_pixels: int | None = None, min_pixels: int = MIN_PIXELS) -> tuple[int, int]:
         """The rows and columns of tokens that a PIL image has. Raises InputError for more than Picture.ids can hold."""
-        most = checked_number("max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1, LARGEST)
-        least, side = checked_number("min_pixels", min_pixels, 1, LARGEST), self.config.side
+        most = checked_number("max_pixels", MAX_PIXELS if max_pixels is None else max_pixels, 1, PIXELS_LIMIT)
+        least, side = checked_number("min_pixels", min_pixels, 1, PIXELS_LIMIT), self.config.side
         rows, columns = (n // side for n in smart_resize(image.height, image.width, side, least, most))
         if rows * columns > 2**14:  # fewer than 2,048 rows, as a side is at most 200 times the other
             raise InputError(f"a picture of {rows:,} x {columns:,} tokens is too large: lower max_pixels")
@@ -313,10 +313,10 @@ class Pictures:
                     raise InputError(f"{self.folder.path}: its tower doesn't fit its config: {brief(error)}") from error
                 if vectors.shape[2] != self.width or not np.isfinite(vectors).all():
                     raise InputError(f"{self.folder.path}: the vision tower gives no {self.width} finite numbers")
-                picture = Picture(next(NUMBERS), rows, columns, vectors)
+                picture = Picture(next(PICTURE_NUMBERS), rows, columns, vectors)
                 self.known[key] = self.known[picture.number] = picture
             self.recent = [*(each for each in self.recent if each is not picture), picture]
-            while len(self.recent) > 1 and sum(each.vectors.nbytes for each in self.recent) > KEPT:
+            while len(self.recent) > 1 and sum(each.vectors.nbytes for each in self.recent) > KEPT_PICTURES:
                 del self.recent[0]
         return picture
 

@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from qwen3 import BUNDLED, InputError  # noqa: E402
-from qwen3_lib.app.records import JobSettings, answered, id_of, parsed, refused, request  # noqa: E402
+from qwen3_lib.app.records import JobSettings, answer_row, id_of, parsed_row, refused_row, request_of_row  # noqa: E402
 from qwen3_batch import Batch  # noqa: E402
 from qwen3_lib.io.errors import brief, read_json_object  # noqa: E402
 from qwen3_lib.io.models import open_model  # noqa: E402
@@ -51,17 +51,17 @@ class Worker:
             line, name = self.lines[2 * i], None
             self.file.seek(self.lines[2 * i + 1])
             try:
-                record = parsed(self.file.readline())
+                record = parsed_row(self.file.readline())
                 name = id_of(record, line)
-                ids, options = request(self.batch.model, SETTINGS, record, line)
+                ids, options = request_of_row(self.batch.model, SETTINGS, record, line)
                 self.batch.add(i, ids, **options)
                 running[i] = line, name, options.get("logprobs"), False
             except InputError as error:
-                results[i] = refused(error, line, name, False)
+                results[i] = refused_row(error, line, name, False)
         while not self.batch.idle:
             for i, answer in self.batch.step():
-                results[i] = refused(answer, *running[i][:2], False) if isinstance(answer, InputError) else \
-                    answered(answer, *running[i])
+                results[i] = refused_row(answer, *running[i][:2], False) if isinstance(answer, InputError) else \
+                    answer_row(answer, *running[i])
         return {"id": block["id"], "result": [json.dumps(results[i]) for i in block["id"].tolist()]}
 
 

@@ -84,7 +84,7 @@ def compile_for(name: str, features: dict[str, bool], triple: str, folder: Path)
     from qwen3_lib.kernels.layout import BF16, F16, INT4, INT5, INT8, ROUNDED
 
     def keep(function: str, make: Callable[[], bytes]) -> int:
-        cache, made_from = build.place()
+        cache, made_from = build.code_place()
         assert cache is not None
         build.keep_code(cache / f"{function}.o", made_from, make())
         return 1  # an address that nobody calls

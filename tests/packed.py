@@ -14,7 +14,7 @@ from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import Blocks, PackedTensor
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, ROUNDED,
-                                      WEIGHT, packed_shape, padded, table)
+                                      WEIGHT, packed_shape, padded, address_table)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer
 
@@ -66,7 +66,7 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.record]:
         data, group, work = aligned(packed_shape(rows, n, form)), *np.empty((2, 32, 32), np.float32)
         for i, block in enumerate(data):
             part = np.ascontiguousarray(w[32 * i:32 * i + 32], np.float32)
-            kernel("quantize_block")(table((part, block, group, work)), form)
+            kernel("quantize_block")(address_table((part, block, group, work)), form)
     else:
         data = np.zeros((rows, padded(n, 32)), {F32: np.float32, F16: np.float16}.get(form, np.uint16))
         data[:, :n] = (w.view(np.uint32) >> 16) if form in (BF16, ROUNDED) else w

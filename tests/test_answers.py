@@ -26,7 +26,7 @@ from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.score import SCORED, score
 from qwen3_lib.generation.processors import ThinkBudget
 from qwen3_lib.generation.tools import tool_schema
-from qwen3_lib.app.records import JobSettings, request
+from qwen3_lib.app.records import JobSettings, request_of_row
 from qwen3_lib.io.errors import encoded
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
@@ -135,8 +135,8 @@ def test_a_chat_model_whose_tokenizer_appends_a_token(tmp_path):
 def test_a_text_that_cannot_fit_is_refused(demo):
     long = "to be or not to be, " * 50_000
     for call, *args in ((qwen3.chat, demo, long), (encoded, demo.tokenizer, long, 4096),
-                        (request, demo, JobSettings(), {"prompt": long}, 1),
-                        (request, demo, JobSettings(raw=True), {"prompt": long}, 1)):
+                        (request_of_row, demo, JobSettings(), {"prompt": long}, 1),
+                        (request_of_row, demo, JobSettings(raw=True), {"prompt": long}, 1)):
         assert_one_line(message_of(call, *args), "the first 65,536 are too many for the context of 4,096 tokens")
 
 

@@ -13,7 +13,7 @@ from make_random_model import make_random_model
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import Proposer
 from qwen3_lib.generation import batch as room
-from qwen3_lib.generation.batch import PIECE, Batch, generate_batch, slots_in
+from qwen3_lib.generation.batch import PROMPT_PIECE, Batch, generate_batch, slots_in
 
 BEGINNINGS = [[], random_ids(30, 1), random_ids(200, 2)]  # what several requests have in common
 
@@ -125,12 +125,12 @@ def test_running_answers_wait_for_no_more_than_a_piece(model):
     first = batch.add("first", [1, 2, 3], max_new_tokens=30, eos_token_ids=())
     batch.step()
     for name in "ab":
-        batch.add(name, random_ids(5 * PIECE + 7, ord(name)), max_new_tokens=3, eos_token_ids=())
+        batch.add(name, random_ids(5 * PROMPT_PIECE + 7, ord(name)), max_new_tokens=3, eos_token_ids=())
     for n in range(2, 13):
         batch.step()
         assert len(first.token_ids) == n and "".join(first) is not None
-    assert all(sum(each) <= PIECE + 2 for each in passes)
-    assert sum(1 for each in passes if sum(each) > PIECE) >= 9  # and the pieces are full
+    assert all(sum(each) <= PROMPT_PIECE + 2 for each in passes)
+    assert sum(1 for each in passes if sum(each) > PROMPT_PIECE) >= 9  # and the pieces are full
 
 
 def test_what_a_short_prompt_leaves_of_a_piece_is_for_the_long_one(model):
@@ -139,7 +139,7 @@ def test_what_a_short_prompt_leaves_of_a_piece_is_for_the_long_one(model):
     for n in (300, 5):
         batch.add(n, random_ids(n), max_new_tokens=2, eos_token_ids=())
     finished(batch)
-    assert passes[0] == [PIECE - 5, 5]
+    assert passes[0] == [PROMPT_PIECE - 5, 5]
 
 
 def test_the_text_of_an_answer_can_be_read_while_it_grows(demo):

@@ -68,7 +68,7 @@ def compiled(groups):
     return {name: objects.machine().emit_object(build.llvm.parse_assembly(code % name))
             for names in groups for name in names}
 
-build.compiled, build.announce = compiled, told
+build.compiled_kernels, build.announce = compiled, told
 build.kernel("mix_states")(build.np.zeros(1, int), 0)
 build.kernel("attend_heads")(build.np.zeros(1, int), 0)
 """
@@ -221,7 +221,7 @@ def test_where_they_are_kept(monkeypatch, tmp_path):
 
 
 def test_kernels_are_made_anew_when_a_source_changes(tmp_path, monkeypatch):
-    monkeypatch.setattr(build, "HERE", shutil.copytree(build.HERE, tmp_path / "room"))
+    monkeypatch.setattr(build, "KERNELS", shutil.copytree(build.KERNELS, tmp_path / "room"))
     found = {build.identity()}
     for name in build.SOURCES:
         with open(tmp_path / "room" / name, "a") as source:

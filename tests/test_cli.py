@@ -123,7 +123,7 @@ def test_an_empty_prompt(capfd, arguments, stdin):
 
 def test_on_a_terminal(capfd, monkeypatch):
     """Without a prompt the chat starts, but not where an answer was meant; a person hears which model answers."""
-    monkeypatch.setattr(cli, "converse", lambda args: 7)
+    monkeypatch.setattr(cli, "start_chat", lambda args: 7)
     assert run_main(capfd, stdin=None)[0] == 7
     for option in (["--json"], ["--raw"], ["--score"], ["--logprobs", "1"], ["--prompt-cache", "f"]):
         status, out, err = run_main(capfd, *option, stdin=None)
@@ -331,7 +331,7 @@ def test_interrupt_and_too_little_memory_while_loading(capfd, monkeypatch):
     for error, status, said in ((KeyboardInterrupt, 130, "interrupted"), (MemoryError, 1, "not enough memory")):
         def fail(*_, **__):
             raise error
-        monkeypatch.setattr(cli, "load", fail)
+        monkeypatch.setattr(cli, "load_main", fail)
         found = run_main(capfd, "Hello")
         assert found[:2] == (status, "")
         assert_one_line(found[2], said)

@@ -20,7 +20,7 @@ from make_random_model import make_random_model
 from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.app import terminal
 from qwen3_lib.io import gguf_file
-from qwen3_lib.io.gguf_formats import FORMATS
+from qwen3_lib.io.gguf_formats import GGUF_FORMATS
 from qwen3 import rope_of, to_float32
 from qwen3_lib.io.models import Checkpoint, GGUFFile, open_model
 from qwen3_lib.io.tensors import PackedTensor, rows_of
@@ -226,16 +226,16 @@ def test_a_format_without_a_kernel_is_read_by_the_package(tmp_path, monkeypatch)
     model, exact = fast.load_model(file, kv_dtype="f32"), logits_of(file, random_ids(9))
     assert {weight[0].form for weight in model.weights.matrices.values()} == {INT8}
     assert np.abs(logits_of(model, random_ids(9)) - exact).max() < 0.5 * exact.std()
-    gguf_file.parsed.cache_clear()
+    gguf_file.parsed_file.cache_clear()
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert_one_line(message_of(qwen3.load_model, file), "x.gguf", "the format number 39", "pip install gguf")
 
 
-@pytest.mark.parametrize("form", [form for form in FORMATS.values() if form.unpack], ids=lambda it: it.name)
+@pytest.mark.parametrize("form", [form for form in GGUF_FORMATS.values() if form.unpack], ids=lambda it: it.name)
 def test_packed_formats_are_those_of_the_package(form):
     """Random bytes, NaN and infinity among the scales: the package's own dequantization gives the same numbers."""
     kind = gguf.GGMLQuantizationType[form.name]
-    assert gguf.GGML_QUANT_SIZES[kind] == (form.numbers, form.size) and FORMATS[kind] == form
+    assert gguf.GGML_QUANT_SIZES[kind] == (form.numbers, form.size) and GGUF_FORMATS[kind] == form
     data = np.random.default_rng(0).integers(0, 256, (300, 512 // form.numbers * form.size), np.uint8)
     tensor = gguf_file.tensor_of(gguf_file.TensorEntry(form, (300, 512), data), mmap.mmap(-1, 4096))
     with np.errstate(all="ignore"):

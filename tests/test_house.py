@@ -36,6 +36,7 @@ DOORS = {  # the functions that import a room above them, when they are called
 }
 FILES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
          for file in [*ROOT.glob("*.py"), *ROOT.glob("qwen3_lib/*/*.py")]}
+TREES = {module: ast.parse(file.read_text("utf-8")) for module, file in FILES.items()}
 
 
 def room(module: str) -> str:
@@ -61,7 +62,7 @@ def imported(module: str) -> set[str]:
         for child in ast.iter_child_nodes(node):
             visit(child, door)
 
-    visit(ast.parse(FILES[module].read_text("utf-8")), set())
+    visit(TREES[module], set())
     return names
 
 
@@ -94,3 +95,21 @@ def test_all_names_what_is_there(name):
 def test_the_engines_are_exchangeable_name_by_name():
     qwen3, fast = importlib.import_module("qwen3"), importlib.import_module("qwen3_numba")
     assert {*qwen3.__all__} <= {*fast.__all__}
+
+
+# Functions that do the same in both engines, in a Qwen3.5, or in kernels; parts that every script has; tables that grow.
+NAMESAKES = {"KVCache", "apply_rope", "attention", "chat", "decoder_layer", "delta_rule", "guess", "hidden_states", "linear",
+             "load_model", "load_weights", "logits_of", "moe", "rms_norm", "sigmoid", "swiglu", "tensor_shapes",
+             "main", "make_parser", "run", "__all__", "MODEL_TYPES"}
+
+
+def test_a_name_has_one_meaning():
+    """At the top level of all modules."""
+    places: dict[str, set[str]] = {}
+    for module, tree in TREES.items():
+        for node in tree.body:
+            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+            names = [each.id for target in targets if target for each in ast.walk(target) if isinstance(each, ast.Name)]
+            for name in [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else names:
+                places.setdefault(name, set()).add(module)
+    assert not {name: where for name, where in places.items() if len(where) > 1 and name not in NAMESAKES}

@@ -126,7 +126,7 @@ def test_each_step_names_its_line(demo, hybrid):
             assert written.get(step.function, step.function) in lines[step.line - 1], step
             inputs = step.weight.removeprefix("linear_attn.").split(", ")
             assert step.function == "causal_convolution" or all(each in lines[step.line - 1] for each in inputs), step
-            assert panels.FORMULAS[step.function] and (step.weight in panels.WORDS or step.function in panels.WORDS)
+            assert panels.FORMULAS[step.function] and (step.weight in panels.PURPOSES or step.function in panels.PURPOSES)
     by_weight = [(step.layer, step.weight) for step in now.steps if step.weight]
     assert by_weight[0] == (-1, "embed_tokens") and by_weight[-1] == (demo.config.num_hidden_layers, "lm_head")
     assert len(set(by_weight)) == len(by_weight) == 9 * demo.config.num_hidden_layers + 3
@@ -385,7 +385,7 @@ def test_as_many_pairs_of_dimensions_as_there_is_room_for(demo):
         pairs = panels.pairs_with_room(config, n)
         assert least <= len(pairs) <= most and pairs[0] == 0 and pairs[-1] == config.head_dim // 2 - 1
         assert (np.diff(pairs) > 0).all() and np.ptp(np.diff(pairs)) <= 1
-        assert len(pairs) == 8 or panels.characters(config, n, len(pairs)) <= panels.ROOM
+        assert len(pairs) == 8 or panels.characters(config, n, len(pairs)) <= panels.PAGE_ROOM
 
 
 # ---- The file --------------------------------------------------------------------------------------------------------

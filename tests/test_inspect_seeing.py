@@ -90,7 +90,7 @@ def test_pictures_are_made_small_until_they_fit(random_model):
     """Two that differ and one that comes twice; their tokens and the text fill the page, and nothing goes beyond it."""
     found = contents(random_model, wish(NOISE, shapes(), NOISE))
     first, second, third = found["pictures"]
-    room = panels.check_room(random_model, 0, 8, 2 * panels.ROOM)
+    room = panels.check_room(random_model, 0, 8, 2 * panels.PAGE_ROOM)
     n, used = [len(places(found, k)) for k in range(3)], len(found["tokens"]["ids"])
     assert used <= room + 8 and n[0] == n[2] == first["rows"] * first["columns"] == third["rows"] * third["columns"]
     assert n[1] == 96 and 0.8 * (room - used + sum(n)) / 3 < n[0] < first["full"] == 36 * 27
@@ -98,7 +98,7 @@ def test_pictures_are_made_small_until_they_fit(random_model):
     assert first["url"].startswith("data:image/jpeg") and np.abs(shown(first) - expected).mean() < 8
     small = contents(random_model, wish(NOISE, max_pixels=2**14))["pictures"][0]
     assert small["rows"] * small["columns"] == small["full"] <= 16
-    assert len(html(found)) < 3 * panels.ROOM
+    assert len(html(found)) < 3 * panels.PAGE_ROOM
 
 
 def test_heads_that_look_at_a_shape(held):

@@ -19,7 +19,7 @@ from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.io.errors import InputError
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")  # no thread is used after the fork
-ABOUT = {"format": jobs.FORMAT, "input's sha256": "a", "model": "demo", "temperature": None, "stop": ("x",)}
+ABOUT = {"format": jobs.JOB_FORMAT, "input's sha256": "a", "model": "demo", "temperature": None, "stop": ("x",)}
 
 
 def answer_to(prompt):

@@ -9,10 +9,10 @@ from packed import FORMATS, GROUPS, FromPython, packed_vectors, reference, store
 from qwen3_lib.kernels import layers, quantize
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.cpu import PAIRS
-from qwen3_lib.kernels.fields import NAMES
-from qwen3_lib.kernels.intrinsics import SMALLEST
+from qwen3_lib.kernels.fields import FIELD_NAMES
+from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
 from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, F16, F32, INT4, INT5, INT8, JOB, KV8, ROUNDED,
-                                      VECTORS, own_space, padded, table, vector_size)
+                                      VECTORS, own_space, padded, address_table, vector_size)
 from qwen3_lib.kernels.packing import matrix_rows
 from qwen3_lib.kernels.products import functions_for
 from qwen3_lib.kernels.team import Team
@@ -35,7 +35,7 @@ def multiplied(weight, xs):
     arrays = {"norm": ones, "head": np.array([weight]), "eps": np.zeros(1), "x": xs, "wanted": np.arange(n),
               "logits": out[1:-1], "h": h, "packed": packed, "own": np.zeros((2, own_space(0, 0, width)), np.float32),
               "products": functions_for(((weight.form, n),))}
-    fields = table(tuple(arrays.get(name, np.zeros(0)) for name in NAMES))
+    fields = address_table(tuple(arrays.get(name, np.zeros(0)) for name in FIELD_NAMES))
     TEAM.run(kernel("decoder_layers"), np.array([(0, 0, 0, 0, fields.ctypes.data, 1)], JOB))
     assert np.isnan(out[[0, -1]]).all()  # nothing is written beyond
     factors = h[:, :width]
@@ -119,7 +119,7 @@ def test_vectors_of_any_size_are_packed(size):
     groups = packed.view(GROUPS)
     np.testing.assert_array_equal(packed_vectors(groups["bytes"], groups["scale"]), packed)
     found = (groups["bytes"] * groups["scale"][:, None]).ravel()
-    np.testing.assert_allclose(found, x, atol=size / 200 + SMALLEST, rtol=0)
+    np.testing.assert_allclose(found, x, atol=size / 200 + SMALLEST_NUMBER, rtol=0)
     for broken in (np.nan, -np.nan, np.inf, -np.inf):
         x[40] = broken
         kernels.ready(x, 64, INT8, packed, 0, 64)

@@ -11,7 +11,7 @@ from published import official_configs, write_tensors
 from qwen3 import tensor_shapes
 from qwen3_5 import tensor_shapes as hybrid_shapes
 from qwen3_lib.io.formats import METHODS
-from qwen3_lib.io.gguf_formats import FORMATS
+from qwen3_lib.io.gguf_formats import GGUF_FORMATS
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.kernels.layout import INT8, packed_shape
 from qwen3_lib.kernels.packing import packed_form
@@ -74,4 +74,4 @@ def test_formats():
     formats = [row[0] for row in rows_of("models.md") if len(row) == 4]
     assert all(any(row.startswith(f"`{method}`") for row in formats) for method in METHODS)
     listed = next(row for row in formats if row.startswith("GGUF: ")).removeprefix("GGUF: ").split(", ")
-    assert {*listed} == {form.name for form in FORMATS.values()}
+    assert {*listed} == {form.name for form in GGUF_FORMATS.values()}

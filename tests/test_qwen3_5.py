@@ -295,7 +295,7 @@ def test_a_conversation_resumes_at_the_border_of_a_turn(model):
 
 
 def test_the_first_and_the_last_states_are_kept(model, monkeypatch):
-    monkeypatch.setattr(qwen3_5, "KEPT", 0)
+    monkeypatch.setattr(qwen3_5, "KEPT_STATES", 0)
     cache, turns = model.engine.new_cache(model.config), [turn(9, seed) for seed in range(8)]
     for one in turns:
         qwen3.forward(model, one + [9], cache)

@@ -314,7 +314,7 @@ def test_a_picture_is_computed_once(model, monkeypatch):
 
 def test_what_is_kept(model, monkeypatch):
     """The pictures shown last, and those of sequences, also of one that waits."""
-    monkeypatch.setattr(qwen3_vision, "KEPT", 0)
+    monkeypatch.setattr(qwen3_vision, "KEPT_PICTURES", 0)
     ids = ids_of(model, random_ids(4), 0)
     sequence = qwen3.Sequence(model, ids)
     show(model, PICTURES[1])

@@ -13,7 +13,7 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.schema import regex
 from qwen3_lib.app import records
 from qwen3_lib.app.openai import CHAT
-from qwen3_lib.app.records import JobSettings, answered, id_of, open_source, parsed, refused, result_of
+from qwen3_lib.app.records import JobSettings, answer_row, id_of, open_source, parsed_row, refused_row, result_of
 from qwen3_lib.io.errors import InputError
 from tokenizer_utils import AnswerReader, check_message
 
@@ -23,7 +23,7 @@ TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.
 
 def request(*args):
     """(ids, options as a dict without those that are left out) of a record."""
-    asked = records.request(*args)
+    asked = records.request_of_row(*args)
     [(ids, options)] = asked.answers
     given = {name: value for name, value in vars(options).items() if value not in (None, ())}
     return ids, given | ({} if asked.tools is None else {"tools": asked.tools})
@@ -107,7 +107,7 @@ def test_messages_need_a_template(demo):
 @pytest.mark.parametrize("line, words", [(b'"a"', "found str"), (b"{", "not valid JSON"), (b"\xc3(", "byte 0 is 0xc3"),
                                          (b"1" * 5000, "not valid JSON"), (b"[" * 10**6, "not valid JSON")])
 def test_lines_that_are_no_object(line, words):
-    assert_one_line(message_of(parsed, line), words)
+    assert_one_line(message_of(parsed_row, line), words)
 
 
 def test_ids():
@@ -135,9 +135,9 @@ def test_any_object_is_answered_or_refused(talker, row):
     def work():
         record_id = id_of(row, 1)
         ids, options = request(talker, JobSettings(), row, 1)
-        return answered(Completion(talker, ids, **options | {"max_new_tokens": 1}).finish(), 1, record_id, openai=True)
+        return answer_row(Completion(talker, ids, **options | {"max_new_tokens": 1}).finish(), 1, record_id, openai=True)
 
-    result = works_or_refused(work) or refused(InputError("no"), 1, None, openai=True)
+    result = works_or_refused(work) or refused_row(InputError("no"), 1, None, openai=True)
     assert result_of(json.dumps(result).encode() + b"\n")[0] == 1
 
 
@@ -218,7 +218,7 @@ def test_openai_requests_for_a_form(demo):
 
 def test_openai_answers(demo):
     completion = qwen3.chat(demo, BEES, max_new_tokens=5, logprobs=2).finish()
-    result = answered(completion, 3, "r-1", openai=True)
+    result = answer_row(completion, 3, "r-1", openai=True)
     assert result["custom_id"] == "r-1" and result["error"] is None and result["response"]["status_code"] == 200
     body = result["response"]["body"]
     assert body["object"] == "chat.completion" and body["model"] == "demo"
@@ -234,18 +234,18 @@ def test_openai_answers(demo):
     assert said.decode("utf-8", "replace") == demo.tokenizer.decode(completion.token_ids)
     for entry, logprob in zip(entries, completion.logprobs, strict=True):
         assert abs(entry["logprob"] - logprob.logprob) < 1e-5 and len(entry["top_logprobs"]) == 2
-    wrong = refused(InputError("no"), 3, "r-1", openai=True)
+    wrong = refused_row(InputError("no"), 3, "r-1", openai=True)
     assert wrong["response"]["status_code"] == 400 and wrong["response"]["body"]["error"]["message"] == "no"
     with pytest.raises(InputError) as caught:
         request(demo, JobSettings(), batch_line(temprature=1), 3)
-    error = refused(caught.value, 3, "r-1", openai=True)["response"]["body"]["error"]
+    error = refused_row(caught.value, 3, "r-1", openai=True)["response"]["body"]["error"]
     assert (error["param"], error["code"]) == ("temprature", "unknown_field")
     assert [result_of(json.dumps(each).encode() + b"\n") for each in (result, wrong)] == [(3, True), (3, False)]
 
 
 def test_a_result_says_nothing_that_depends_on_what_else_runs(demo):
     cache = demo.engine.new_cache(demo.config)
-    one, other = (answered(qwen3.chat(demo, BEES, max_new_tokens=3, temperature=0, cache=cache).finish(), 3, "a", False)
+    one, other = (answer_row(qwen3.chat(demo, BEES, max_new_tokens=3, temperature=0, cache=cache).finish(), 3, "a", False)
                   for _ in range(2))  # the second one finds its prompt in the cache
     assert one == other
 
@@ -255,7 +255,7 @@ def test_openai_tool_calls(demo, monkeypatch):
     completion = qwen3.chat(demo, BEES, max_new_tokens=1).finish()
     completion.reader = AnswerReader()
     completion.reader.push('<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>')
-    [choice] = answered(completion, 3, "r-1", openai=True)["response"]["body"]["choices"]
+    [choice] = answer_row(completion, 3, "r-1", openai=True)["response"]["body"]["choices"]
     [call] = choice["message"]["tool_calls"]
     assert call["type"] == "function" and call["function"]["name"] == "look" and call["id"]
     assert json.loads(call["function"]["arguments"]) == {"a": "蜜"}
@@ -287,12 +287,12 @@ def test_plain_text(demo, tmp_path):
     source = open_source(str(tmp_path / "in.txt"))
     assert (source.n_records, source.last) == (4, 6)
     rows = dict(source.rows())
-    assert {line: parsed(rows[line], "text")["prompt"] for line in (1, 4, 6)} == {1: "Hello!", 4: "{蜜}", 6: "last"}
-    assert_one_line(message_of(parsed, rows[5], "text"), "not UTF-8 text: byte 0 is 0xff")
+    assert {line: parsed_row(rows[line], "text")["prompt"] for line in (1, 4, 6)} == {1: "Hello!", 4: "{蜜}", 6: "last"}
+    assert_one_line(message_of(parsed_row, rows[5], "text"), "not UTF-8 text: byte 0 is 0xff")
     for binary in (b"\xff\xd8\xff\xe0\n", b"%PDF-1.7\na\0b\n"):
         (tmp_path / "photo.jpg").write_bytes(binary)
         assert_one_line(message_of(open_source, str(tmp_path / "photo.jpg")), "photo.jpg", "one prompt per line")
-    ids, _ = request(demo, JobSettings(template="Say {prompt}"), parsed(rows[1], "text"), 1)
+    ids, _ = request(demo, JobSettings(template="Say {prompt}"), parsed_row(rows[1], "text"), 1)
     assert ids == chat_ids(demo, "Say Hello!")
 
 
@@ -334,7 +334,7 @@ def test_parquet_is_refused_by_its_name(tmp_path):
 def test_templates(demo):
     row = {"a": "1", "b c": "{a}", "n": 5, "none": None, "list": []}
     assert records.filled("{a} {b c} {{a}} {n}", row) == "1 {a} {a} 5"
-    assert records.columns_of("{a}{b c}{{d}}") == ["a", "b c"]
+    assert records.placeholders_in("{a}{b c}{{d}}") == ["a", "b c"]
     for template, words in {"{x}": "x is empty", "{none}": "none is empty", "{list}": "list holds no text"}.items():
         assert_one_line(message_of(records.filled, template, row), words)
     settings = JobSettings(template="Say {a}.")  # other columns of JSON lines are no options then

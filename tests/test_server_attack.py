@@ -16,7 +16,7 @@ from pathlib import Path
 from configs import FORM
 from helpers import assert_one_line
 from qwen3 import chat
-from qwen3_lib.app.openai import CHAT, TEXT
+from qwen3_lib.app.openai import CHAT, COMPLETION_FIELDS
 from serving import FRANCE, Served, endless, openai, web  # first: it skips where the server needs packages
 from qwen3_lib.server.responses import FIELDS
 
@@ -144,7 +144,7 @@ def test_requests_of_any_shape(served):
     """Fields with values of any kind: answered or refused, and the next good request is answered."""
     rng = random.Random(3)
     good = {"/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT),
-        "/v1/completions": ({"prompt": "The", "max_tokens": 1}, TEXT),
+        "/v1/completions": ({"prompt": "The", "max_tokens": 1}, COMPLETION_FIELDS),
         "/v1/responses": ({"input": "x", "max_output_tokens": 1}, FIELDS),
         "/v1/embeddings": ({"input": "x"}, ("encoding_format", "dimensions")),
         "/rerank": ({"query": "x", "texts": ["a"]}, ("documents", "top_n", "instruction", "truncate")),

@@ -53,15 +53,15 @@ def test_a_salt_hides_what_others_have_asked(demo):
 def test_too_much_at_once_is_refused_for_a_moment(demo, monkeypatch):
     """New schemas, and conversations: where others take the time."""
     monkeypatch.setattr(vetting, "WAIT", 0.01)
-    monkeypatch.setattr(rendering, "SECONDS", 0.01)
+    monkeypatch.setattr(rendering, "RENDERING_SECONDS", 0.01)
     renderer = Renderer(demo.tokenizer, "demo")
     with Served(dataclasses.replace(demo, tokenizer=renderer)) as served:
-        for lock, fields in ((vetting.ONE, {"schema": {"enum": ["new"]}}), (renderer.lock, {})):
+        for lock, fields in ((vetting.ONE_CHILD, {"schema": {"enum": ["new"]}}), (renderer.lock, {})):
             with lock:
                 status, value, headers = served.ask("/v1/chat/completions", {"messages": FRANCE} | fields)
             assert status == 503 and headers["retry-after"] and "try again" in value["error"]["message"]
             assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | fields)[0] == 200
-        monkeypatch.setattr(vetting, "FEW", threading.Semaphore(0))  # as many wait as may wait
+        monkeypatch.setattr(vetting, "WAITING", threading.Semaphore(0))  # as many wait as may wait
         for word, status in (("newer", 503), ("new", 200)):
             fields = {"messages": FRANCE, "max_tokens": 1, "schema": {"enum": [word]}}
             assert served.ask("/v1/chat/completions", fields)[0] == status

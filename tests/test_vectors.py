@@ -11,7 +11,7 @@ from llvmlite import ir
 from packed import FORMATS, packed_vectors, reference, stored
 from qwen3_lib.kernels import attention, cpu, objects, vectors
 from qwen3_lib.kernels.build import address_of
-from qwen3_lib.kernels.intrinsics import SMALLEST
+from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
 from qwen3_lib.kernels.layout import (MORE, ROUNDED, VECTORS, factors_size, is_packed, packed_shape, padded,
                                       unit_size)
 from qwen3_lib.kernels.vectors import Way
@@ -128,7 +128,7 @@ def test_a_widened_block_gives_the_same_bits(name):
     block, out, way = np.zeros(packed_shape(32, n, wide), np.uint8), np.zeros((2, 2, 32), np.float32), Way(1, 1, 0)
     address = address_of(f"to_{name}", lambda: objects.compile_product(f"to_{name}", "widened", form, 1, way))
     ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(address)(data.ctypes.data, n, block.ctypes.data)
-    for scale in (1, SMALLEST / 127):
+    for scale in (1, SMALLEST_NUMBER / 127):
         whole = rng.integers(-127, 128, (2, n // 32, 32)).astype(np.int8)
         whole[:, :n // 64] *= scale == 1  # the small ones alone
         x = packed_vectors(whole, (1 + rng.random((2, n // 32))) * scale)

@@ -23,7 +23,7 @@ from helpers import assert_cli_refuses, assert_looks, axe_core, message_of, role
 from qwen3_lib.app import openai
 from qwen3_lib.app.chat import Chat
 from qwen3_lib.app.files import read_messages
-from qwen3_lib.app.records import JobSettings, request
+from qwen3_lib.app.records import JobSettings, request_of_row
 from qwen3_lib.app.terminal import as_json, statistics
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.pictures import MARK
@@ -292,7 +292,7 @@ def test_clients_that_leave_before_their_answer_begins(model, monkeypatch):
 
 def test_pictures_stay_until_they_are_answered(served, model, monkeypatch):
     """Though none is kept for later, and the answer waits for a slot while others show theirs."""
-    monkeypatch.setattr(qwen3_vision, "KEPT", 0)
+    monkeypatch.setattr(qwen3_vision, "KEPT_PICTURES", 0)
     submit, waiting = served.worker.submit, threading.Event()
 
     async def late(*asked):
@@ -324,7 +324,7 @@ def test_batch_files(model, tmp_path, capfd, monkeypatch):
     rows = [{"messages": [message], "max_new_tokens": 5, "temperature": 0} for message in asking]
     rows.append({"custom_id": "o", "body": {"messages": [asked(as_url(PNG))], **LIKELIEST}})
     (tmp_path / "in" / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    monkeypatch.setattr(qwen3_vision, "KEPT", 0)
+    monkeypatch.setattr(qwen3_vision, "KEPT_PICTURES", 0)
     status, _, _ = run_main(capfd, tmp_path / "in" / "in.jsonl", "--out", tmp_path / "out.jsonl", "--model", model.path,
                             "--no-fast", "--memory", "100MB", main=qwen3_batch.main)
     found = {row["line"]: row for row in map(json.loads, (tmp_path / "out.jsonl").read_text().splitlines())}
@@ -341,7 +341,7 @@ def test_the_largest_size_in_batch_files_and_the_library(model, tmp_path):
     for part, given, most in ((as_url(LARGE), 2**17, 2**17), (as_url(LARGE) | {"max_pixels": 2**18}, 2**17, 2**18),
                               (as_url(LARGE, detail="low"), 2**19, 2**18), (as_url(LARGE, detail="low"), 2**17, 2**17)):
         row = {"messages": [asked(part)]}
-        [(ids, _)] = request(model, JobSettings({"max_pixels": given}), row, 1, tmp_path).answers
+        [(ids, _)] = request_of_row(model, JobSettings({"max_pixels": given}), row, 1, tmp_path).answers
         asked_here = qwen3.chat(model, row["messages"], max_pixels=given).prompt_ids
         assert (np.array(ids) < 0).sum() == (asked_here < 0).sum() == \
             len(model.pictures.show(picture_of(LARGE), most).ids)

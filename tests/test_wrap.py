@@ -4,10 +4,10 @@ import textwrap
 
 import pytest
 
-from qwen3_lib.app.wrap import ROOM, Wrap, char_width, wrapped
+from qwen3_lib.app.wrap import WORD_ROOM, Wrap, char_width, wrapped
 
 WORDS = ["a", "fox", "it's", "(once)", "Wirtschaftsprüfer", "naïve", "法国", "的首都是巴黎，", "「日本」。", "한국어", "👋🏽",
-         "👩\u200d👩\u200d👧", "e\u0301", "x" * ROOM, "https://example.org/" + "y" * 100]
+         "👩\u200d👩\u200d👧", "e\u0301", "x" * WORD_ROOM, "https://example.org/" + "y" * 100]
 
 
 def width_of(line: str) -> int:
@@ -42,7 +42,7 @@ def test_any_text_in_any_pieces(seed):
     if width == 0:
         assert out == text
     for line in out.split("\n") if width >= 40 else []:
-        assert width_of(line) <= width or "x" * ROOM in line or "y" * 100 in line
+        assert width_of(line) <= width or "x" * WORD_ROOM in line or "y" * 100 in line
 
 
 def test_words_are_held_back_only_near_the_end_of_a_line():

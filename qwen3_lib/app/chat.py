@@ -26,10 +26,11 @@ from qwen3_lib.app.terminal import (CYAN, OutputError, Status, banner, cut_note,
 from qwen3_lib.io.errors import InputError, brief, counted, did_you_mean
 from qwen3_lib.io.writing import write_json
 
-OPTIONS = {name: name for name in (*Sampling.__dataclass_fields__, "seed", "think_budget", "max_pixels", "stop_loops")}
-OPTIONS |= {"max_tokens": "max_new_tokens"}  # fields of AnswerOptions
+CHAT_OPTIONS = {name: name for name in (*Sampling.__dataclass_fields__, "seed", "think_budget", "max_pixels",
+                                         "stop_loops")}
+CHAT_OPTIONS |= {"max_tokens": "max_new_tokens"}  # fields of AnswerOptions
 SWITCHES = {"think": "enable_thinking", "hide_thinking": "hide_thinking", "stats": "show_stats"}  # attributes of Chat
-SETTINGS = [*OPTIONS, *SWITCHES]
+SETTINGS = [*CHAT_OPTIONS, *SWITCHES]
 
 HELP = {
     "/help": "show this list, as / alone does",
@@ -56,7 +57,7 @@ SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp")  # of pictures tha
 FAREWELLS = ("exit", "quit", "bye")
 
 
-def note(text: str) -> None:
+def remark(text: str) -> None:
     """Prints a remark of the program, which looks different from an answer."""
     terminal.note(text, CYAN)
 
@@ -92,7 +93,7 @@ class Chat:
         self.kept_in: Path | None = None  # its file
         self.keeps = True
         self.commands: dict[str, Callable[[str], None]] = {
-            "/help": lambda _: note(help_text()), "/clear": self.clear, "/undo": self.undo, "/history": self.history,
+            "/help": lambda _: remark(help_text()), "/clear": self.clear, "/undo": self.undo, "/history": self.history,
             "/regenerate": self.regenerate, "/system": self.set_system, "/image": self.image,
             "/think": lambda _: self.set("think on"),
             "/no_think": lambda _: self.set("think off"), "/save": self.save, "/load": self.load, "/show": self.show,
@@ -162,9 +163,9 @@ class Chat:
             if self.messages is messages:
                 self.messages = before
                 kept = f"; {self.pictures()}" * bool(self.images)
-                note(f"(stopped before the answer began: your message was taken back{kept})")
+                remark(f"(stopped before the answer began: your message was taken back{kept})")
             else:
-                note("(stopped; the conversation keeps what you see)")
+                remark("(stopped; the conversation keeps what you see)")
             raise
 
     def answer(self) -> None:
@@ -192,7 +193,7 @@ class Chat:
             if seen or completion.finish_reason is not None:
                 self.messages = [*self.messages, completion.message]
         if cut := cut_note(completion, "max_tokens (/set)"):
-            note(f"({cut})")
+            remark(f"({cut})")
         if self.show_stats:
             self.stats("")
 
@@ -205,7 +206,7 @@ class Chat:
     def clear(self, _: str) -> None:
         empty, self.messages, self.last = self.messages == self.system_messages(), self.system_messages(), None
         self.images = []
-        note("(the conversation is empty)" if empty else "(a new conversation; /undo brings the old one back)")
+        remark("(the conversation is empty)" if empty else "(a new conversation; /undo brings the old one back)")
 
     def undo(self, _: str) -> None:
         asked = [i for i, message in enumerate(self.messages) if message["role"] == "user"]
@@ -218,7 +219,7 @@ class Chat:
             self.kept, self.kept_in = self.messages, None
         now = "is empty" if self.messages == self.system_messages() else \
             f"ends with: {brief(as_text(self.messages[-1].get('content')), 60)}"
-        note(f"(undone: {brief(undone, 60)} | the conversation {now})")
+        remark(f"(undone: {brief(undone, 60)} | the conversation {now})")
 
     def history(self, _: str) -> None:
         """Prints the messages, without thoughts."""
@@ -227,23 +228,23 @@ class Chat:
             calls = [json.dumps(call, ensure_ascii=False) for call in message.get("tool_calls") or []]
             terminal.note("\n".join([name + as_text(message.get("content")), *calls]).strip())
         if not self.messages:
-            note("(the conversation is empty)")
+            remark("(the conversation is empty)")
 
     def set_system(self, text: str) -> None:
         old = self.system_messages()
         if not text:
-            note(str(old[0]["content"]) if old else "(no system prompt)")
+            remark(str(old[0]["content"]) if old else "(no system prompt)")
         else:
             new = [] if text == "-" else [{"role": "system", "content": text}]
             self.messages = new + self.messages[len(old):]
-            note("(no system prompt from now on)" if text == "-" else "(system prompt set)")
+            remark("(no system prompt from now on)" if text == "-" else "(system prompt set)")
 
     def image(self, text: str) -> None:
         """Adds a picture to the next message."""
         if self.model.pictures is None:
             raise InputError("this model can't see: it has no vision tower")
         self.images = [] if text == "-" else [*self.images, picture_file(file_name(text))] if text else self.images
-        note(f"({self.pictures()})")
+        remark(f"({self.pictures()})")
 
     def pictures(self) -> str:
         """Which pictures the next message will have."""
@@ -267,7 +268,7 @@ class Chat:
             if len(self.messages) == kept:  # there is no other answer
                 self.messages = old
         if self.messages == old and float(self.shown_value("temperature")) == 0:
-            note("(the same answer: temperature 0 takes the most likely token; for others, /set temperature 0.7)")
+            remark("(the same answer: temperature 0 takes the most likely token; for others, /set temperature 0.7)")
 
     def save(self, text: str) -> None:
         name = file_name(text)
@@ -277,7 +278,7 @@ class Chat:
             raise InputError(f"{name}: exists already; choose another name")
         write_json(name, self.messages if self.tools is None else {"messages": self.messages, "tools": self.tools})
         self.own_files.add(os.path.realpath(name))
-        note(f"(saved {counted(len(self.messages), 'message')})")
+        remark(f"(saved {counted(len(self.messages), 'message')})")
 
     def load(self, text: str) -> None:
         name = file_name(text)
@@ -285,16 +286,16 @@ class Chat:
         self.tools, self.last = self.tools if tools is None else tools, None
         self.own_files.add(os.path.realpath(name))
         waiting = "; /regenerate answers the last one" if self.messages[-1]["role"] in ("user", "tool") else ""
-        note(f"(loaded {counted(len(self.messages), 'message')}{waiting})")
+        remark(f"(loaded {counted(len(self.messages), 'message')}{waiting})")
 
     def show(self, _: str) -> None:
-        note(f"{banner(self.model)}\nfolder: {self.model.path}\n"
+        remark(f"{banner(self.model)}\nfolder: {self.model.path}\n"
              f"conversation: {counted(len(self.messages), 'message')} | {self.context_used()}")
 
     def stats(self, _: str) -> None:
         if self.last is None:
             raise InputError("there is no answer yet")
-        note(f"{statistics(self.last)} | {self.context_used()}")
+        remark(f"{statistics(self.last)} | {self.context_used()}")
 
     def context_used(self) -> str:
         used = len(prompt_of(self.model, self.messages, self.tools, self.enable_thinking, self.chat_template_kwargs,
@@ -311,7 +312,7 @@ class Chat:
             similar = did_you_mean(key, SETTINGS) or f"; the settings are {', '.join(SETTINGS)}"
             raise InputError(f"there is no setting {brief(key, 40)}{similar}")
         key = meant[0]
-        name = SWITCHES.get(key) or OPTIONS[key]
+        name = SWITCHES.get(key) or CHAT_OPTIONS[key]
         if value:
             parse = as_switch if key in SWITCHES or key == "stop_loops" else as_number
             new: Any = self.defaults[name] if value == "default" else parse(key, value)
@@ -323,11 +324,11 @@ class Chat:
                 except InputError as error:  # begins with the option's name
                     raise InputError(f"{key} {str(error).partition(' ')[2]}") from error
         width = max(map(len, meant))
-        note("\n".join(f"{key:{width}} = {self.shown_value(key)}" for key in meant))
+        remark("\n".join(f"{key:{width}} = {self.shown_value(key)}" for key in meant))
 
     def shown_value(self, key: str) -> str:
         """The value of a setting in words."""
-        value = getattr(self, SWITCHES[key]) if key in SWITCHES else getattr(self.options, OPTIONS[key])
+        value = getattr(self, SWITCHES[key]) if key in SWITCHES else getattr(self.options, CHAT_OPTIONS[key])
         if isinstance(value, bool):
             return "on" if value else "off"
         return str(getattr(default_sampling(self.model, self.enable_thinking), key, "default")
@@ -340,7 +341,7 @@ class Chat:
                 self.kept, self.kept_in = self.messages, keep_conversation(self.messages, self.tools)
             except InputError as error:
                 self.keeps = False
-                note(f"({error}; so only /save keeps this conversation)")
+                remark(f"({error}; so only /save keeps this conversation)")
 
 
 def file_name(text: str) -> str:
@@ -393,7 +394,7 @@ def run_chat(conversation: Chat, images: Sequence[str] = ()) -> int:
     finally:
         conversation.keep()
     if typed and conversation.kept_in is not None:
-        note("(the conversation is kept: --continue goes on with it)")
+        remark("(the conversation is kept: --continue goes on with it)")
     return int(refused > 0 and not typed)
 
 
@@ -402,9 +403,9 @@ def welcome(conversation: Chat) -> ReadLine:
     for name in ("SIGTERM", "SIGHUP"):  # a kill, too, keeps the answer so far and gives the terminal its echo back
         if hasattr(signal, name):
             signal.signal(getattr(signal, name), lambda number, _: sys.exit(128 + number))
-    note(f"{banner(conversation.model)}\n/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves")
+    remark(f"{banner(conversation.model)}\n/help lists the commands; Ctrl-C stops an answer; Ctrl-D leaves")
     if any(message["role"] == "assistant" for message in conversation.messages):
-        note(going_on(conversation.messages))
+        remark(going_on(conversation.messages))
     return line_reader(conversation.commands, SETTINGS)
 
 
@@ -427,7 +428,7 @@ def converse(conversation: Chat, read: ReadLine) -> int:
         except OutputError:
             raise
         except InputError as error:
-            note(str(error))
+            remark(str(error))
             refused += 1
         except EOFError:
             return refused
@@ -436,5 +437,5 @@ def converse(conversation: Chat, read: ReadLine) -> int:
                 return refused
             if not answering:
                 leaving = True
-                note("(press Ctrl-C once more to leave, or Ctrl-D)")
+                remark("(press Ctrl-C once more to leave, or Ctrl-D)")
         answering = False

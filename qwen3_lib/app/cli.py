@@ -20,8 +20,8 @@ from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, picture_f
                                  read_text, save_prompt_cache)
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
 from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
-                                   add_model_options, add_option, answer_options, load, load_draft, named_model, shown,
-                                   template_option)
+                                   add_model_options, add_option, answer_options, load_draft, load_main, named_model,
+                                   shown, template_option)
 from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
                                     print_json, print_raw, statistics, write)
 from qwen3_lib.io.errors import InputError, encoded
@@ -152,7 +152,7 @@ def answer(args: argparse.Namespace) -> None:
     messages, tools = ([], None) if args.raw else read_conversation(args)
     if args.prompt_cache is not None and has_pictures(messages):
         raise InputError("--prompt-cache does not go with pictures: no file can keep them")
-    model = load(args)
+    model = load_main(args)
     options = replace(options, draft=load_draft(args, model))
     if named_model(args) is None:
         hint("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
@@ -213,7 +213,7 @@ def print_scores(args: argparse.Namespace) -> None:
     texts = [] if args.prompt in (None, "-") else [args.prompt]
     texts += [] if args.file is None else read_text(args.file).split("\n")
     texts = texts or [read_text("-")]
-    model = load(args)
+    model = load_main(args)
     for text in texts:
         ids = model.tokenizer.encode(text)
         n, total = max(len(ids) - 1, 0), float(sum(score(model, ids))) if ids else 0.0
@@ -226,34 +226,34 @@ def print_scores(args: argparse.Namespace) -> None:
             write(f"{total:.4f}\t{n}\t{'-' if perplexity is None else f'{perplexity:.4f}'}\t{text}\n")
 
 
-def converse(args: argparse.Namespace) -> int:
+def start_chat(args: argparse.Namespace) -> int:
     """A conversation on the terminal, or with lines from a pipe -> exit status."""
     if sys.stdin is None:
         raise InputError("stdin is closed, so a chat can't read messages")
     options, template = answer_options(args), template_option(args)
     messages, tools = read_conversation(args)
     images = [*map(picture_file, args.image or ())] if args.prompt is None and args.file is None else []
-    model = load(args)
+    model = load_main(args)
     if model.embeds:  # before somebody types a question
         raise InputError(f"{model.path}: an embedding model gives vectors, not answers")
     options = replace(options, draft=load_draft(args, model))
     return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats, template), images)
 
 
-def download(args: argparse.Namespace) -> None:
+def run_download(args: argparse.Namespace) -> None:
     """Downloads the model, unless it is there, and prints where it is."""
     if (name := named_model(args)) is None:
         raise InputError("--download needs --model NAME")
     write(f"{resolve_model(name, args.offline)}\n")
 
 
-def save_quantized(args: argparse.Namespace) -> None:
+def run_save(args: argparse.Namespace) -> None:
     """Writes the model, quantized by the fast engine, into a new folder."""
     if args.quantize is None:
         raise InputError("--save-quantized needs --quantize int8 or --quantize int4")
     from qwen3_lib.io.packed import save_quantized as save
     check_new_folder(args.save_quantized)
-    save(load(args), args.save_quantized, args.quantize)
+    save(load_main(args), args.save_quantized, args.quantize)
     size = readable_size(size_on_disk(Path(args.save_quantized)))
     note(f"Written: {args.save_quantized}, {size}, {args.quantize}. It loads with --model {args.save_quantized}")
 
@@ -265,7 +265,7 @@ def compile_ahead(_args: argparse.Namespace) -> None:
 
 
 JOBS: dict[str, Callable[[argparse.Namespace], None]] = {
-    "list": print_models, "download": download, "save_quantized": save_quantized, "compile": compile_ahead,
+    "list": print_models, "download": run_download, "save_quantized": run_save, "compile": compile_ahead,
     "score": print_scores}
 
 
@@ -275,7 +275,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def work() -> int:
         if args.chat:
-            return converse(args)
+            return start_chat(args)
         job = next((job for job in JOBS if getattr(args, job) not in (None, False)), None)
         (answer if job is None else JOBS[job])(args)
         return 0

@@ -24,7 +24,7 @@ from qwen3_lib.io.pictures import is_data_url, picture_of
 from qwen3_lib.generation.tools import checked_tools
 from tokenizer_utils import checked_messages, with_system
 
-STATES = "history", "state", "late"  # the parts of qwen3_5.State
+STATE_PARTS = "history", "state", "late"  # the parts of qwen3_5.State
 
 # ---- Texts -----------------------------------------------------------------------------------------------------------
 
@@ -192,7 +192,7 @@ def as_text(content: str | list[dict] | None) -> str:
 # The KV cache of a prefix, as a safetensors file with token_ids [n] and k, v [layers, n_kv_heads, n, head_dim]; of a
 # Qwen3.5, also history and state [layers, ...]. Its metadata name the model and hold a checksum of the bytes.
 
-FORMAT = "qwen3 prompt cache 2"
+CACHE_FORMAT = "qwen3 prompt cache 2"
 
 
 def fingerprint(model: Model, cache: KVCache) -> str:
@@ -202,7 +202,7 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     folder = model.folder
     while isinstance(folder, adapter.Adapted):
         digest.update(str(folder.weight).encode())
-        for file in (adapter.CONFIG, adapter.WEIGHTS):
+        for file in (adapter.ADAPTER_CONFIG, adapter.ADAPTER_WEIGHTS):
             digest.update((folder.adapter / file).read_bytes())
         folder = folder.base
     for name, tensor in sorted(model.folder.stored().items()):
@@ -218,8 +218,8 @@ def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     arrays: dict[str, np.ndarray] = {"token_ids": cache.token_ids[:n], "k": cache.k[..., :n, :],
                                      "v": cache.v[..., :n, :]}
     if isinstance(cache, HybridCache):
-        arrays |= zip(STATES, map(np.stack, zip(*cache.snapshots[-1].states.values())))
-    write_safetensors(name, arrays, {"format": FORMAT, "model": fingerprint(model, cache),
+        arrays |= zip(STATE_PARTS, map(np.stack, zip(*cache.snapshots[-1].states.values())))
+    write_safetensors(name, arrays, {"format": CACHE_FORMAT, "model": fingerprint(model, cache),
                                      "crc32": checksum(arrays.values())})
 
 
@@ -237,11 +237,11 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
         with open(name, "rb"), safetensors.safe_open(name, framework="numpy") as file:  # open says why it can't
             metadata = file.metadata() or {}
             recurrent = cache.config.linear_layers if isinstance(cache, HybridCache) else ()
-            names = ("token_ids", "k", "v", *(STATES if recurrent else ()))
+            names = ("token_ids", "k", "v", *(STATE_PARTS if recurrent else ()))
             token_ids, k, v, *states = arrays = [file.get_tensor(name) for name in names]
     except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
         raise InputError(f"{name}: not a prompt cache, or a damaged one; give another name: {error}") from error
-    if metadata.get("format") != FORMAT:
+    if metadata.get("format") != CACHE_FORMAT:
         raise InputError(f"{name}: not a prompt cache of this program; give another name")
     if metadata.get("model") != fingerprint(model, cache):
         if k.dtype != cache.k.dtype:

@@ -22,7 +22,7 @@ from typing import Any, BinaryIO
 from qwen3 import Model
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.openai import GenerationRequest
-from qwen3_lib.app.records import Id, Row, JobSettings, Source, answered, id_of, parsed, refused, result_of
+from qwen3_lib.app.records import Id, Row, JobSettings, Source, answer_row, id_of, parsed_row, refused_row, result_of
 from qwen3_lib.app.terminal import NUMPY, engine_name, model_name, note
 from qwen3_lib.io.errors import InputError, brief, counted
 from qwen3_lib.io.progress import progress
@@ -35,7 +35,7 @@ except ImportError:  # Windows: nothing keeps two processes from one output file
 
 SYNC = 1.0  # seconds between two fsyncs, which take some milliseconds each
 TELL = 60.0  # seconds between two lines of progress, where no bar shows it
-FORMAT = "qwen3 job 2"  # stands in OUT.job
+JOB_FORMAT = "qwen3 job 2"  # stands in OUT.job
 
 
 class Journal:
@@ -98,7 +98,7 @@ class Journal:
             former = json.loads(self.lock.read())
         except (ValueError, RecursionError):
             former = None
-        if not isinstance(former, dict) or former.get("format") != FORMAT:
+        if not isinstance(former, dict) or former.get("format") != JOB_FORMAT:
             raise InputError(f"{self.name}: exists already, and {self.name}.job describes no job; give another --out")
         now = json.loads(json.dumps(about))  # tuples are lists in JSON
         for key in [*now, *former]:
@@ -169,7 +169,8 @@ def description(source: Source, model: Model, settings: JobSettings) -> dict[str
     engine += "" if engine == NUMPY else f", cache {cache.dtype}"
     options = asdict(settings) | settings.options
     del options["options"]
-    return {"format": FORMAT, "input form": source.form, "input's sha256": source.sha256, "model": model_name(model),
+    return {"format": JOB_FORMAT, "input form": source.form, "input's sha256": source.sha256,
+            "model": model_name(model),
             "engine": engine, "model's sha256": digest.hexdigest()} | options
 
 
@@ -189,7 +190,7 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
     def fail(error: InputError, line: int, record_id: Id | None) -> None:
         if fail_fast:
             raise InputError(f"record {line}: {error}") from error
-        journal.write(line, refused(error, line, record_id, openai), False)
+        journal.write(line, refused_row(error, line, record_id, openai), False)
 
     try:
         with progress(description="answering", total=source.n_records, initial=n_before, unit=" records") as bar:
@@ -197,7 +198,7 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
                 for line, row in taken:
                     record_id = None
                     try:
-                        record = parsed(row, source.form)
+                        record = parsed_row(row, source.form)
                         record_id = id_of(record, line)
                         asked = prepare(record, line)
                         [(token_ids, options)] = asked.answers
@@ -210,7 +211,7 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
                     if isinstance(outcome, InputError):
                         fail(outcome, line, record_id)
                     else:
-                        journal.write(line, answered(outcome, line, record_id, openai), True)
+                        journal.write(line, answer_row(outcome, line, record_id, openai), True)
                         n_tokens += len(outcome.token_ids)
                 journal.sync(every=SYNC)
                 speed = f"{n_tokens / (time.monotonic() - began):.0f} tokens/s"

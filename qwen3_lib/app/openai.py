@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from qwen3 import InputError, Model, default_sampling
+from qwen3_lib.generation.answer import Value
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.options import NAMES, AnswerOptions, options_of
+from qwen3_lib.generation.options import OPTION_NAMES, AnswerOptions, options_of
 from qwen3_lib.generation.pictures import PictureError, given_in, messages_and_pictures
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
 from qwen3_lib.generation.processors import TokenLogprob
@@ -27,8 +28,7 @@ from qwen3_vision import Picture, prompt_ids
 from tokenizer_utils import PICTURES, checked_messages, with_system
 
 Body = dict[str, Any]
-Value = dict[str, Any]
-KINDS = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 
 
 class Refusal(InputError):
@@ -42,7 +42,7 @@ class Refusal(InputError):
     @property
     def value(self) -> Value:
         """The object that the client gets."""
-        kind = KINDS.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
+        kind = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
         return {"error": {"message": brief(self, 2000), "type": kind, "param": self.param, "code": self.code}}
 
 
@@ -52,16 +52,17 @@ MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
            "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
            "repeat_penalty": "repetition_penalty"}
-OURS = tuple(name for name in NAMES if name not in ("schema", "logprobs", "lookup", "draft", "max_pixels"))
-OPTIONS = (*OURS, "ignore_eos", "cache_salt", *RENAMED)
-SHARED = (*OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
-BOTH = (*OPTIONS, "n", "stream", "stream_options", "logprobs")
+OURS = tuple(name for name in OPTION_NAMES if name not in ("schema", "logprobs", "lookup", "draft", "max_pixels"))
+REQUEST_OPTIONS = (*OURS, "ignore_eos", "cache_salt", *RENAMED)
+SHARED_FIELDS = (*REQUEST_OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
+BOTH = (*REQUEST_OPTIONS, "n", "stream", "stream_options", "logprobs")
 CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "schema", "top_logprobs",
         "enable_thinking", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt",
         "continue_final_message")
-TEXT = (*BOTH, "prompt", "echo", "best_of")
+COMPLETION_FIELDS = (*BOTH, "prompt", "echo", "best_of")
 # Clients send these, and they don't change an answer.
-HARMLESS = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key", "verbosity",
+IGNORED_FIELDS = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
+                  "verbosity",
             "prompt_cache_retention", "prediction", "cache_prompt", "include_reasoning", "timings_per_token",
             "return_progress", "chat_id", "session_id", "id", "id_slot", "request_id", "priority", "keep_alive", "ttl",
             "client_metadata", "stream_options", "incremental_output", "spaces_between_special_tokens",
@@ -84,7 +85,7 @@ ALSO_NEUTRAL = {"reasoning_format": "deepseek",  # the thought in reasoning_cont
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None), "max": (True, None)}
 MOST_PICTURES, MOST_MESSAGES = 32, 4096  # of a request
-SEARCH = 0.5  # seconds to find the tool at fault
+SEARCH_SECONDS = 0.5  # seconds to find the tool at fault
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
 
@@ -121,7 +122,7 @@ class GenerationRequest:
 def known(body: Body, names: tuple[str, ...]) -> Body:
     """The fields that aren't null. Raises Refusal for one that would have an effect elsewhere, and has none here."""
     for name, value in body.items():
-        if name in names or name in HARMLESS or value is None:
+        if name in names or name in IGNORED_FIELDS or value is None:
             continue
         if name not in NEUTRAL:
             raise Refusal(400, f"unknown field {brief(name)}{did_you_mean(name, names)}", brief(name), "unknown_field")
@@ -158,11 +159,11 @@ def as_sent(error: InputError, names: Mapping[str, str]) -> Refusal:
     return Refusal(400, message, names.get(word), "context_length_exceeded" if isinstance(error, TooLong) else None)
 
 
-def names_in(body: Body) -> dict[str, str]:
+def sent_names(body: Body) -> dict[str, str]:
     return {RENAMED.get(name, name): name for name in body}
 
 
-def answer_options(defaults: dict[str, Any], body: Body) -> AnswerOptions:
+def body_options(defaults: dict[str, Any], body: Body) -> AnswerOptions:
     """The options of a request, with `defaults` for absent ones. Raises Refusal."""
     given = {RENAMED.get(name, name): body[name] for name in (*OURS, *RENAMED) if name in body}
     for name, none in (("top_k", 0), ("seed", None), ("max_new_tokens", None)):
@@ -173,7 +174,7 @@ def answer_options(defaults: dict[str, Any], body: Body) -> AnswerOptions:
     try:
         return options_of(defaults | given)
     except InputError as error:
-        raise as_sent(error, names_in(body)) from error
+        raise as_sent(error, sent_names(body)) from error
 
 
 def request_of(kind: str, body: Body, prompts: list[list[int]], options: AnswerOptions,
@@ -274,7 +275,7 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
     except Refusal:
         raise
     except InputError as error:
-        end = time.monotonic() + SEARCH
+        end = time.monotonic() + SEARCH_SECONDS
         for tool in takewhile(lambda _: time.monotonic() < end, bound):
             function = tool.get("function", tool)
             try:
@@ -371,7 +372,7 @@ def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] 
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
     if flag(body, "logprobs"):
         defaults["logprobs"] = top
-    options = answer_options(defaults, body)
+    options = body_options(defaults, body)
     bound = [] if isinstance(schema, Grammar) else tools or []  # with a job's own grammar, tools are only told
     field = "response_format" if "response_format" in body else "schema"
     if field in body:
@@ -406,14 +407,14 @@ def prompts_of(model: Model, given: Any, longest: int) -> list[list[int]]:
 def text_request(model: Model, body: Body, longest: int) -> GenerationRequest:
     """The GenerationRequest of a request to /v1/completions. Raises InputError."""
     must_generate(model)
-    body = known(body, TEXT)
+    body = known(body, COMPLETION_FIELDS)
     if "best_of" in body and body["best_of"] != body.get("n", 1):
         raise Refusal(400, "best_of isn't supported, unless it is n", "best_of")
     prompts = prompts_of(model, body.get("prompt"), longest)
     defaults = asdict(default_sampling(model, None))
     if "logprobs" in body:
         defaults["logprobs"] = whole(body, "logprobs", 0, 0, MOST_LOGPROBS)
-    echo, options = flag(body, "echo"), answer_options(defaults, body)
+    echo, options = flag(body, "echo"), body_options(defaults, body)
     if echo and options.logprobs is not None:
         raise Refusal(400, "echo with logprobs isn't supported", "echo")
     echoes = [model.tokenizer.decode(prompt) if echo else "" for prompt in prompts]
@@ -422,7 +423,7 @@ def text_request(model: Model, body: Body, longest: int) -> GenerationRequest:
 
 # ---- Answers ---------------------------------------------------------------------------------------------------------
 
-def called(call: Value, name: str | None = None) -> Value:
+def call_object(call: Value, name: str | None = None) -> Value:
     """A call of a tool in OpenAI's form, from {"name", "arguments"}; its id is the name, or a random one."""
     arguments = call["arguments"]
     text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
@@ -447,7 +448,7 @@ def usage_of(n_prompt: int, n_answer: int) -> Value:
 def chat_choice(completion: Completion, finish_reason: str | None, one_call: bool = False) -> Value:
     """{"message", "logprobs", "finish_reason"} of an answer."""
     answer = completion.answer
-    calls = [called(call) for call in answer.tool_calls[:1 if one_call else None]]
+    calls = [call_object(call) for call in answer.tool_calls[:1 if one_call else None]]
     message: Value = {"role": "assistant", "content": answer.content or (None if calls else "")}
     message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
     message |= {"tool_calls": calls} if calls else {}

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, load_model
 from qwen3_lib.generation.guesses import Draft, has_mtp_head
-from qwen3_lib.generation.options import DRAFTS, NAMES, AnswerOptions
+from qwen3_lib.generation.options import DRAFTS, OPTION_NAMES, AnswerOptions
 from qwen3_lib.generation.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
 from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, note, parameters
@@ -142,7 +142,7 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
 def answer_options(args: argparse.Namespace) -> AnswerOptions:
     """The options of an answer but its draft, see load_draft. Raises InputError before a large model is loaded."""
     there = vars(args)
-    given = {name: there.get(name) for name in NAMES if name != "draft"}
+    given = {name: there.get(name) for name in OPTION_NAMES if name != "draft"}
     given |= {"max_new_tokens": there.get("max_tokens"), "schema": schema_option(there)}
     if there.get("greedy"):
         given["temperature"] = 0.0
@@ -195,7 +195,7 @@ def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:
         raise InputError(f"--draft {form} needs the fast engine (--fast), and a model with more bits for a weight")
     same = argparse.Namespace(**vars(args) | {"quantize": form or args.quantize, "fast": fast})
     other = same if form else argparse.Namespace(**vars(same) | {"model": args.draft, "adapter": None})
-    return Draft(load(other), model)
+    return Draft(load_main(other), model)
 
 
 def named_model(args: argparse.Namespace) -> str | None:
@@ -203,7 +203,7 @@ def named_model(args: argparse.Namespace) -> str | None:
     return args.model if args.model is not None else os.environ.get("QWEN3_MODEL") or None
 
 
-def load(args: argparse.Namespace, engine: Engine | None = None) -> Model:
+def load_main(args: argparse.Namespace, engine: Engine | None = None) -> Model:
     """The model of --model, of $QWEN3_MODEL, or the bundled one, with the engine of the options."""
     factor, name = getattr(args, "rope_factor", None), named_model(args)
     if factor is not None and not 1 <= factor <= 1e6:

@@ -16,7 +16,7 @@ from typing import Any
 
 from qwen3 import Model
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.app.openai import (CHAT, OPTIONS, Door, GenerationRequest, Refusal, answer_options, chat_choice,
+from qwen3_lib.app.openai import (CHAT, REQUEST_OPTIONS, Door, GenerationRequest, Refusal, body_options, chat_choice,
                                   chat_request, known, object_of, reason_of, request_of, usage_of)
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, some
@@ -73,9 +73,9 @@ def open_source(name: str, template: str | None = None, text: bool = False) -> S
         if form == "csv" and template is None:
             raise InputError(f"{name}: name the column that holds the prompts: --column NAME, or "
                              "--template \"... {NAME}\"")
-        if form == "text" and template is not None and {*columns_of(template)} != {"prompt"}:
+        if form == "text" and template is not None and {*placeholders_in(template)} != {"prompt"}:
             raise InputError(f"{name}: plain text has one column, prompt: --template \"... {{prompt}}\"")
-        source = Source(name, form, [] if template is None else columns_of(template), digest, changed)
+        source = Source(name, form, [] if template is None else placeholders_in(template), digest, changed)
         n_records = last = 0
         for n_records, (last, row) in enumerate(source.rows(), 1):
             if isinstance(row, bytes) and form == "text" and (b"\0" in row or n_records == 1 and not is_utf8(row)):
@@ -133,12 +133,12 @@ def csv_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
 
 # ---- Templates: "Translate: {text}" ----------------------------------------------------------------------------------
 
-PLACE = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # doubled braces stand for single ones
+PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # doubled braces stand for single ones
 
 
-def columns_of(template: str) -> list[str]:
+def placeholders_in(template: str) -> list[str]:
     """The columns that a template names. Raises InputError if there are none."""
-    columns = [name for name in PLACE.findall(template) if name]
+    columns = [name for name in PLACEHOLDER.findall(template) if name]
     if not columns:
         raise InputError(f"the template {brief(repr(template))} names no column in braces, such as {{text}}")
     return columns
@@ -163,16 +163,16 @@ def filled(template: str, row: Row) -> str:
             raise InputError(f"the column {brief(place[1])} " + ("is empty" if found is None else "holds no text"))
         return str(found)
 
-    return PLACE.sub(value, template)
+    return PLACEHOLDER.sub(value, template)
 
 
 # ---- From a row to a request -----------------------------------------------------------------------------------------
 
 # Fields of a record with --raw; the last three are the template's, and have no effect without it.
-RAW = (*OPTIONS, "schema", "tools", "enable_thinking", "chat_template_kwargs")
+RAW = (*REQUEST_OPTIONS, "schema", "tools", "enable_thinking", "chat_template_kwargs")
 
 
-def parsed(row: bytes | Row, form: str = "json") -> Row:
+def parsed_row(row: bytes | Row, form: str = "json") -> Row:
     """The row as an object. Raises InputError for a line that isn't one."""
     if isinstance(row, dict):
         return row
@@ -197,7 +197,7 @@ def id_of(row: Row, line: int) -> Id:
     return given
 
 
-def request(model: Model, settings: JobSettings, row: Row, line: int,
+def request_of_row(model: Model, settings: JobSettings, row: Row, line: int,
             folder: Path | None = None) -> GenerationRequest:
     """The request in a record, for one answer. Raises InputError for wrong fields.
 
@@ -210,7 +210,7 @@ def request(model: Model, settings: JobSettings, row: Row, line: int,
     if settings.template is not None:
         row = {"prompt": filled(settings.template, row)}
     openai = bool({"custom_id", "body"} & row.keys())
-    body = known(body_of(row) if openai else row, (*CHAT, "prompt"))
+    body = known(inner_request(row) if openai else row, (*CHAT, "prompt"))
     if not openai and not isinstance(body.get("logprobs", True), bool):  # a number, as in the library
         options["logprobs"] = body.pop("logprobs")
     prompt = body.pop("prompt", None)
@@ -225,7 +225,7 @@ def request(model: Model, settings: JobSettings, row: Row, line: int,
         body = known(body, RAW)
         if "schema" in body:
             options["schema"] = body["schema"]
-        return request_of("text", body, [encoded(model.tokenizer, prompt, context)], answer_options(options, body),
+        return request_of("text", body, [encoded(model.tokenizer, prompt, context)], body_options(options, body),
                           context)
     if prompt is not None:
         body["messages"] = [{"role": "user", "content": prompt}]
@@ -242,7 +242,7 @@ def request(model: Model, settings: JobSettings, row: Row, line: int,
 CHAT_URL = "/v1/chat/completions"
 
 
-def body_of(row: Row) -> Row:
+def inner_request(row: Row) -> Row:
     """The request in a line {"custom_id", "method", "url", "body"}. The job's model answers any `model`."""
     body, unknown = row.get("body"), row.keys() - {"custom_id", "method", "url", "body"}
     if unknown:
@@ -267,7 +267,7 @@ TIMES = ("cached_tokens", "seconds_to_first_token", "seconds")  # depend on what
 OPENAI_ID = re.compile("batch_req_([0-9]{1,18})")
 
 
-def answered(completion: Completion, line: int, record_id: Id, openai: bool) -> Row:
+def answer_row(completion: Completion, line: int, record_id: Id, openai: bool) -> Row:
     """The result of a record: what the model has answered."""
     if not openai:
         value = as_json(completion, completion.options.logprobs)
@@ -276,7 +276,7 @@ def answered(completion: Completion, line: int, record_id: Id, openai: bool) -> 
     return {"id": f"batch_req_{line}", "custom_id": record_id, "response": response, "error": None}
 
 
-def refused(error: InputError, line: int, record_id: Id | None, openai: bool) -> Row:
+def refused_row(error: InputError, line: int, record_id: Id | None, openai: bool) -> Row:
     """The result of a record that can't be answered: one line that says why."""
     if not openai:
         return {"line": line, "id": record_id, "error": str(error)}

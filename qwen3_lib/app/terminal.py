@@ -12,7 +12,7 @@ from typing import TextIO
 
 from qwen3 import Config, Folder, Model
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.app.openai import called
+from qwen3_lib.app.openai import call_object
 from qwen3_lib.app.wrap import Wrap, wrapped
 from qwen3_lib.io.errors import InputError, counted
 
@@ -23,7 +23,7 @@ class OutputError(InputError):
 
 # ---- The terminal: colours, widths, harmless text --------------------------------------------------------------------
 
-DIM, CYAN, NORMAL, ERASE_LINE = "\x1b[2m", "\x1b[36m", "\x1b[0m", "\r\x1b[K"
+DIM, CYAN, RESET, ERASE_LINE = "\x1b[2m", "\x1b[36m", "\x1b[0m", "\r\x1b[K"
 COMMANDING = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f"  # control characters
                         "\u200b\u202a-\u202e\u2066-\u2069]")  # show nothing, or turn the direction of the text
 
@@ -64,7 +64,7 @@ def note(text: str, colour: str = "") -> None:
     if sys.stderr is not None:
         with contextlib.suppress(OSError):
             text = wrapped(harmless(text, sys.stderr), columns(sys.stderr))
-            text = colour + text + NORMAL if colour and text and coloured(sys.stderr) else text
+            text = colour + text + RESET if colour and text and coloured(sys.stderr) else text
             print(text, file=sys.stderr, flush=True)
 
 
@@ -83,7 +83,7 @@ def write(text: str, dim: bool = False) -> None:
     """Prints a piece of the answer."""
     text = harmless(text, sys.stdout)
     if dim and text and coloured(sys.stdout):
-        text = DIM + text + NORMAL
+        text = DIM + text + RESET
     with to_stdout():
         print(text, end="")
 
@@ -98,7 +98,7 @@ class Status:
         """Shows the text in place of an earlier one."""
         if text != self.text and is_screen(sys.stderr):
             self.text = text
-            colour, normal = (CYAN, NORMAL) if coloured(sys.stderr) else ("", "")
+            colour, normal = (CYAN, RESET) if coloured(sys.stderr) else ("", "")
             self.print(ERASE_LINE + colour + text + normal)
 
     def erase(self) -> None:
@@ -177,7 +177,7 @@ def as_json(completion: Completion, n_logprobs: int | None) -> dict:
     value = {
         "text": answer.content,
         "reasoning": answer.reasoning,
-        "tool_calls": [called(call, f"call_{i}") for i, call in enumerate(answer.tool_calls)],
+        "tool_calls": [call_object(call, f"call_{i}") for i, call in enumerate(answer.tool_calls)],
         "finish_reason": completion.finish_reason,
         "prompt_tokens": len(completion.prompt_ids),
         "cached_tokens": completion.cached_tokens,

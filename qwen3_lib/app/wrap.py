@@ -2,7 +2,7 @@
 import unicodedata
 from collections.abc import Callable
 
-ROOM = 40  # columns: a word that begins with so many left is printed as it comes; a longer one is a link, not a word
+WORD_ROOM = 40  # columns: a word with so many left is printed as it comes; a longer one is a link, not a word
 CLOSING, OPENING = frozenset("、。，．：；！？）］｝」』】》〉”’…"), frozenset("（［｛「『【《〈“‘")
 JOINER = "\u200d"  # makes one emoji of two
 SKIN_TONES = range(0x1F3FB, 0x1F400)
@@ -79,7 +79,7 @@ class Wrap:
     def begun(self) -> str:
         """The part of the word that can be printed so far."""
         room, before = self.width - self.column, ""
-        if not self.streaming and self.column and room < ROOM:
+        if not self.streaming and self.column and room < WORD_ROOM:
             if sum(map(char_width, self.held)) <= room:
                 return ""
             self.column, before = 0, "\n"

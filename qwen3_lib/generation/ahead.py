@@ -9,7 +9,7 @@ from qwen3 import KVCache, Model
 from qwen3_5 import mtp_config
 
 UNREAD = 64  # states that wait at most until the head is asked for a guess; more of them it reads at once
-KEPT = 32  # states at the ends of turns, where a conversation may go on
+KEPT_ENDS = 32  # states at the ends of turns, where a conversation may go on
 
 
 class Ahead:
@@ -59,7 +59,7 @@ class Ahead:
         self.text, self.states = text[self.start:].copy(), np.concatenate([self.states, states])
         for i in np.flatnonzero(np.isin(text[before:], model.eos_token_ids))[-2:].tolist():
             self.ends[before + i] = states[i].copy()
-        self.ends = dict([*self.ends.items()][-KEPT:])
+        self.ends = dict([*self.ends.items()][-KEPT_ENDS:])
         if len(self.states) > UNREAD:
             self.read(model, self.states[:-1], self.text[self.cache.length + 1:])
             self.states = self.states[-1:].copy()

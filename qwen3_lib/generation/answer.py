@@ -76,7 +76,7 @@ def _schemas(tools: Sequence[Value] | None, name: str) -> Value:
 
 TYPES: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,),
                                       "array": (list,)}
-WORDS = {"null": "null", "none": "null", "true": "true", "false": "false"}  # also as Python writes them
+JSON_WORDS = {"null": "null", "none": "null", "true": "true", "false": "false"}  # also as Python writes them
 
 
 def kinds_of(schema: Any) -> list[str]:
@@ -99,7 +99,7 @@ def _argument(text: str, schema: Any) -> Any:
     if kind == "string" and not ("null" in kinds and text.lower() in ("null", "none")):
         return text
     try:
-        value = json_value(WORDS.get(text.lower(), text))
+        value = json_value(JSON_WORDS.get(text.lower(), text))
     except (ValueError, RecursionError):
         return text
     return value if kind is None or value is None or type(value) in TYPES.get(kind, (type(value),)) else text

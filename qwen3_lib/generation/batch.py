@@ -16,7 +16,7 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.steps import Run, step
 from qwen3_lib.generation.prefix_cache import PrefixCache
 
-PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
+PROMPT_PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
 WORTH_COPYING = 16  # about as many tokens are computed in the time that it takes to read the weights once
 MOST_SLOTS = 32  # beyond, arithmetic takes the time and not the weights
 
@@ -111,7 +111,7 @@ class Batch:
         """
         while self.waiting and len(self.running) < len(self.slots) and self.join(self.waiting[0]):
             self.running.append(self.waiting.popleft())
-        outcomes = step(self.model, [run for request in self.running if (run := request.completion.run)], PIECE)
+        outcomes = step(self.model, [run for request in self.running if (run := request.completion.run)], PROMPT_PIECE)
         ended = [(request.key, outcome if isinstance(outcome, InputError) else request.completion)
                  for request, outcome in zip(self.running, outcomes)
                  if isinstance(outcome, InputError) or request.completion.ended is not None]

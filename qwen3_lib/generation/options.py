@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
 from qwen3 import Sampling, checked_number, checked_whole
-from qwen3_vision import LARGEST
+from qwen3_vision import PIXELS_LIMIT
 from tokenizer_utils import InputError, brief
 
 
@@ -66,7 +66,7 @@ class AnswerOptions:
         if isinstance(self.draft, str) and self.draft not in DRAFTS:
             raise InputError(f"draft must be a model, or {' or '.join(DRAFTS)}, not {brief(repr(self.draft))}")
         if self.max_pixels is not None:
-            checked_number("max_pixels", self.max_pixels, 1, LARGEST)
+            checked_number("max_pixels", self.max_pixels, 1, PIXELS_LIMIT)
         Sampling().updated(**self.sampling)
         object.__setattr__(self, "stop", checked_stop(self.stop))  # as a tuple
 
@@ -100,11 +100,11 @@ def checked_stop(stop: str | Iterable[str] | None) -> tuple[str, ...]:
     return texts
 
 
-NAMES = tuple(AnswerOptions.__dataclass_fields__)
+OPTION_NAMES = tuple(AnswerOptions.__dataclass_fields__)
 
 
 def options_of(given: dict[str, Any]) -> AnswerOptions:
     """The options with these names and values. Raises InputError for unknown names."""
-    if unknown := given.keys() - {*NAMES}:
-        raise InputError(f"{brief(min(unknown))} is none of the options {', '.join(NAMES)}")
+    if unknown := given.keys() - {*OPTION_NAMES}:
+        raise InputError(f"{brief(min(unknown))} is none of the options {', '.join(OPTION_NAMES)}")
     return AnswerOptions(**given)

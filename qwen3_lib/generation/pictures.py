@@ -8,11 +8,11 @@ from typing import Any
 from qwen3 import Model
 from qwen3_lib.io.errors import TooLong
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
-from qwen3_vision import LARGEST, MAX_PIXELS, MIN_PIXELS, Picture
+from qwen3_vision import MAX_PIXELS, MIN_PIXELS, PIXELS_LIMIT, Picture
 from tokenizer_utils import PICTURES, InputError, is_picture
 
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates write for a picture
-DETAILS = {"auto": LARGEST, "high": LARGEST, "low": 2**18}  # OpenAI's word -> most pixels for the model
+DETAILS = {"auto": PIXELS_LIMIT, "high": PIXELS_LIMIT, "low": 2**18}  # OpenAI's word -> most pixels for the model
 
 
 def question(text: str, images: Iterable[Any], max_pixels: int | None = None) -> str | list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from tokenizer_utils import InputError, brief
 Schema = dict[str, Any]
 MAX_STRING = 4096  # characters of a string whose schema has no limit
 MOST_PARTS, DEEPEST = 20_000, 300  # of a schema; llguidance overflows the stack at 1,000 references, one within another
-SAME = ("anyOf", "oneOf", "allOf")  # these, and the target of a $ref, describe the same value as the schema around them
+SAME_VALUE = ("anyOf", "oneOf", "allOf")  # like a $ref, these describe the value of the schema around them
 NAMED = ("properties", "patternProperties")  # objects of schemas
 BELOW = (*NAMED, "items", "prefixItems", "additionalItems", "additionalProperties")  # describe the values within it
 NOTES = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "$schema",
@@ -32,7 +32,7 @@ def prepared(schema: Schema, max_string: int | None = None) -> Schema:
     ones, and for what llguidance takes for something else.
     """
     try:
-        schema = json.loads(json.dumps(schema, allow_nan=False), parse_float=number, parse_int=number)
+        schema = json.loads(json.dumps(schema, allow_nan=False), parse_float=json_number, parse_int=json_number)
     except InputError:
         raise
     except (TypeError, ValueError, RecursionError) as error:
@@ -74,7 +74,7 @@ def children(part: Schema, keys: tuple[str, ...]) -> list[Schema]:
 
 def same_value(schema: Schema, part: Schema) -> list[Schema]:
     """The schemas that describe the same value as this part; UNKNOWN for a $ref that is no path in this document."""
-    same, reference = children(part, SAME), part.get("$ref")
+    same, reference = children(part, SAME_VALUE), part.get("$ref")
     if not isinstance(reference, str):
         return same
     found: Any = schema
@@ -119,7 +119,7 @@ def at_least(part: Schema, key: str) -> int:
     return value if isinstance(value := part.get(key), int) else 0
 
 
-def number(text: str) -> int | float:
+def json_number(text: str) -> int | float:
     """A number of JSON; 5.0 is a whole one. Raises InputError for one that llguidance's float64 would round."""
     value = float(text)
     if abs(value) >= 2**53 or not value.is_integer() and (abs(value) < 1e-15 or float(f"{value:.15g}") != value):

@@ -16,7 +16,8 @@ from qwen3_lib.generation.prepare import MAX_STRING, prepared
 from qwen3_lib.generation.processors import Processor, ThinkBudget
 from tokenizer_utils import AnswerReader, InputError, Tokenizer, brief
 
-LONGEST, MOST_RULES = 2**19, 1000  # characters of a grammar; rules of one in Lark, each of which may lead to the next
+LONGEST_GRAMMAR = 2**19  # characters
+MOST_RULES = 1000  # of a grammar in Lark, each of which may lead to the next
 NEVER = np.float32(-1e20)  # a logit that isn't drawn; finite, so that the check for damaged weights keeps its meaning
 # The bits of a byte, the lowest first, as upper limits of eight logits: 60 us for 151,936, fewer than bits as booleans.
 CEILINGS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.inf), NEVER).astype(np.float32)
@@ -44,8 +45,8 @@ def lark(text: str) -> Grammar:
 
 def bounded(grammar: dict[str, Any]) -> Grammar:
     """A grammar in llguidance's form. Raises InputError for one that is too long."""
-    if len(text := json.dumps({"grammars": [grammar]})) > LONGEST:
-        raise InputError(f"the schema has {len(text):,} characters; at most {LONGEST:,} are taken")
+    if len(text := json.dumps({"grammars": [grammar]})) > LONGEST_GRAMMAR:
+        raise InputError(f"the schema has {len(text):,} characters; at most {LONGEST_GRAMMAR:,} are taken")
     return Grammar(text)
 
 
@@ -183,12 +184,12 @@ def matcher_of(model: Any, schema: Any, max_string: int | None = None) -> Any:
     """llguidance's matcher at the beginning of an answer. Raises InputError for what llguidance can't do."""
     grammar = grammar_of(schema, max_string)
     if grammar.matcher is None:
-        grammar = Grammar(grammar.text, compiled(guide_of(model), grammar.text))
+        grammar = Grammar(grammar.text, compiled_grammar(guide_of(model), grammar.text))
     return grammar.matcher.deep_copy()
 
 
 @lru_cache(maxsize=16)
-def compiled(tokens: Any, grammar: str) -> Any:
+def compiled_grammar(tokens: Any, grammar: str) -> Any:
     """The matcher of a grammar, which may take seconds to make."""
     from llguidance import LLMatcher, LLParserLimits
     limits = LLParserLimits(verbose_errors=False, max_items_in_row=20_000)  # 2,000 are too few for 500 properties

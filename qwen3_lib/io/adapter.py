@@ -20,13 +20,13 @@ import numpy as np
 
 from qwen3 import Config, Folder, Tensor, checked_number, map_safetensors, to_float32
 from qwen3_lib.io.errors import InputError, brief, read_json_object
-from qwen3_lib.io.tensors import BLOCK, EMBEDDING, AnyTensor, Blocks, PackedTensor, Wrapped, rows_of
+from qwen3_lib.io.tensors import ROWS_AT_ONCE, EMBEDDING, AnyTensor, Blocks, PackedTensor, Wrapped, rows_of
 
-CONFIG, WEIGHTS, HEAD = "adapter_config.json", "adapter_model.safetensors", "lm_head.weight"
+ADAPTER_CONFIG, ADAPTER_WEIGHTS, HEAD = "adapter_config.json", "adapter_model.safetensors", "lm_head.weight"
 LORA = re.compile(r"(.+)\.lora_(A|B|embedding_A|embedding_B)(?:\.default)?(?:\.weight)?")
 MERGE = "merge the adapter into its base with peft first"
 # Keys of adapter_config.json that are of training alone, or say what the file of tensors says, too.
-HARMLESS = {"alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",
+IGNORED_KEYS = {"alpha_pattern", "auto_mapping", "base_model_name_or_path", "bias", "corda_config", "eva_config",
             "exclude_modules", "fan_in_fan_out", "inference_mode", "layers_pattern", "layers_to_transform",
             "loftq_config", "lora_alpha", "lora_dropout", "lora_ga_config", "megatron_core", "modules_to_save",
             "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "runtime_config", "target_modules",
@@ -45,7 +45,7 @@ class Adapted(Wrapped):
         self.adapter, self.weight = Path(name), 1.0
         if re.fullmatch(r"-?\d*\.?\d+", weight) and not self.adapter.is_dir():
             self.adapter, self.weight = Path(folder), checked_number(f"weight of {folder}", float(weight), -100, 100)
-        if absent := [file for file in (CONFIG, WEIGHTS) if not (self.adapter / file).is_file()]:
+        if absent := [file for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (self.adapter / file).is_file()]:
             raise InputError(f"{self.adapter}: not a LoRA adapter: it has no {absent[0]}")
 
     def stored(self) -> dict[str, Any]:
@@ -55,10 +55,10 @@ class Adapted(Wrapped):
     @cached_property
     def settings(self) -> dict[str, Any]:
         """adapter_config.json. Raises InputError for what changes the computation and isn't known here."""
-        file = self.adapter / CONFIG
+        file = self.adapter / ADAPTER_CONFIG
         settings = {"peft_type": "missing", "lora_alpha": 8} | read_json_object(file)
         for key, value in settings.items():
-            harmless = key in HARMLESS or key != "peft_type" and value in (None, False, "none", [], {})
+            harmless = key in IGNORED_KEYS or key != "peft_type" and value in (None, False, "none", [], {})
             if not harmless and value not in KNOWN.get(key, ()):
                 raise InputError(f"{file}: {brief(key)} = {brief(repr(value))} is not supported; {MERGE}")
         return settings
@@ -67,7 +67,7 @@ class Adapted(Wrapped):
     def files(self) -> dict[str, Tensor]:
         """The adapter's tensors, without the prefix that all names have. Tensors of a vision tower are left out."""
         stored = {name.removeprefix("base_model.model."): tensor
-                  for name, tensor in map_safetensors(self.adapter / WEIGHTS).items()}
+                  for name, tensor in map_safetensors(self.adapter / ADAPTER_WEIGHTS).items()}
         return {name: tensor for name, tensor in stored.items() if not name.startswith("model.visual.")}
 
     def originals(self, config: Config) -> dict[str, Any]:
@@ -123,7 +123,8 @@ class Adapted(Wrapped):
             found = next((value for pattern, value in patterns.items()
                           if re.fullmatch(rf"(.*\.)?({pattern})", module)), self.settings["lora_alpha"])
         except (AttributeError, re.error, OverflowError, RecursionError) as error:
-            raise InputError(f"{self.adapter / CONFIG}: alpha_pattern must be an object of regular expressions: "
+            raise InputError(f"{self.adapter / ADAPTER_CONFIG}: alpha_pattern must be an object of regular "
+                             "expressions: "
                              f"{brief(error)}") from error
         return checked_number(f"{self.adapter}: lora_alpha", found, -1e6, 1e6)
 
@@ -139,8 +140,8 @@ def full_name(name: str) -> str:
 
 def equal(a: AnyTensor, b: AnyTensor) -> bool:
     """Whether two matrices hold the same numbers."""
-    return a.shape == b.shape and all(np.array_equal(rows_of(a, i, i + BLOCK), rows_of(b, i, i + BLOCK))
-                                      for i in range(0, a.shape[0], BLOCK))
+    return a.shape == b.shape and all(np.array_equal(rows_of(a, i, i + ROWS_AT_ONCE), rows_of(b, i, i + ROWS_AT_ONCE))
+                                      for i in range(0, a.shape[0], ROWS_AT_ONCE))
 
 
 # ---- The changed matrix ----------------------------------------------------------------------------------------------

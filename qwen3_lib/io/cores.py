@@ -36,7 +36,7 @@ def available_cpus() -> int:
     return n
 
 
-SMALL = 1024  # hidden_size below which a product is too small to share: fewer than a million weights
+SHARED_FROM = 1024  # hidden_size below which a product is too small to share: fewer than a million weights
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def threads_for(hidden_size: int) -> Iterator[None]:
     is set back after each pass, and passes that change it take turns.
     """
     libraries, cpus, turn = blas()
-    threads = 1 if hidden_size < SMALL else cpus
+    threads = 1 if hidden_size < SHARED_FROM else cpus
     if all(library.num_threads <= threads for library in libraries.lib_controllers):
         yield
         return

@@ -39,7 +39,7 @@ class TooLong(InputError):
     """A text that has more tokens than the context."""
 
 
-PIECE, BORDER = 2**16, 64  # characters that are encoded on trial; tokens that a border between two of them may add
+TEXT_PIECE, BORDER = 2**16, 64  # characters that are encoded on trial; tokens that a border between two of them may add
 
 
 def encoded(tokenizer: Tokenizer, text: str, room: int, add_special_tokens: bool = True,
@@ -49,8 +49,8 @@ def encoded(tokenizer: Tokenizer, text: str, room: int, add_special_tokens: bool
     A long text is encoded in pieces first, because all of it could take gigabytes: 200 bytes for each token.
     """
     n = 0
-    for end in range(PIECE, len(text) + PIECE, PIECE) if len(text) > PIECE else ():
-        n += len(tokenizer.encode(text[end - PIECE:end], add_special_tokens=False)) - BORDER
+    for end in range(TEXT_PIECE, len(text) + TEXT_PIECE, TEXT_PIECE) if len(text) > TEXT_PIECE else ():
+        n += len(tokenizer.encode(text[end - TEXT_PIECE:end], add_special_tokens=False)) - BORDER
         if n > room and cut:
             text = text[:end]
             break

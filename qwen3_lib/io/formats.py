@@ -117,7 +117,7 @@ def fp8_table() -> np.ndarray:
 FP8 = fp8_table()
 
 
-def floats(tensor: Tensor) -> np.ndarray:
+def float32_of(tensor: Tensor) -> np.ndarray:
     """Scales as float32: of a float type, in FP8, or (MX) in bytes, the exponent of 2 plus 127."""
     if tensor.dtype in ("U8", "F8_E8M0"):
         return np.ldexp(np.float32(1), tensor.data.astype(np.int32) - 127)
@@ -138,7 +138,7 @@ def spread(name: str, part: str, parts: Parts, shape: tuple[int, int],
     return lambda start, stop: parts[part]._replace(data=data[np.arange(start, stop) // block[0]])
 
 
-def block_of(settings: Settings, shape: tuple[int, int]) -> tuple[int, int]:
+def block_shape(settings: Settings, shape: tuple[int, int]) -> tuple[int, int]:
     """Height and width of the blocks of a matrix that share a scale; in the settings, None stands for all of it."""
     height, width = settings["block"]
     return height or shape[0], width or shape[1]
@@ -151,15 +151,16 @@ def eight_bits(name: str, parts: Parts, settings: Settings) -> Unpacked:
     is_float = settings["type"] == "float"
     expect(name, parts, {"weight": "F8_E4M3" if is_float else "I8", factor: f"{FLOATS} U8 F8_E8M0",
                          "weight_zero_point": "I8"}, {})
-    block = block_of(settings, shape)
+    block = block_shape(settings, shape)
     scales, group = spread(name, factor, parts, shape, block), groups_of(name, shape[1], block[1], parts)
     if is_float:
-        return shape, 8, lambda start, stop: Blocks(scaled(FP8.take(weight[start:stop]), floats(scales(start, stop)),
+        return shape, 8, lambda start, stop: Blocks(scaled(FP8.take(weight[start:stop]),
+                                                           float32_of(scales(start, stop)),
                                                            group=group)), 0
     zeros = spread(name, "weight_zero_point", parts, shape, block) if "weight_zero_point" in parts else None
 
     def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        q, scale = weight[start:stop].astype(np.int16), floats(scales(start, stop))
+        q, scale = weight[start:stop].astype(np.int16), float32_of(scales(start, stop))
         return q if zeros is None else less_zero(q, zeros(start, stop).data, group), scale
 
     return grouped(shape, settings["bits"], numbers_of, block[1], group)
@@ -245,7 +246,7 @@ def pack_quantized(name: str, parts: Parts, settings: Settings) -> Unpacked:
     n_rows, n_columns = shape = int(parts["weight_shape"].data[0]), int(parts["weight_shape"].data[1])
     matrix(name, "weight_packed", parts)
     expect(name, parts, {}, {"weight_packed": (n_rows, -(-n_columns // per_word))})
-    block = block_of(settings, shape)
+    block = block_shape(settings, shape)
     scales, n_groups = spread(name, "weight_scale", parts, shape, block), -(-n_columns // block[1])
     expect(name, parts, {}, {"weight_zero_point": (-(-n_rows // per_word), n_groups)})
     group = groups_of(name, n_columns, block[1], parts, "weight_g_idx")
@@ -256,7 +257,7 @@ def pack_quantized(name: str, parts: Parts, settings: Settings) -> Unpacked:
         if "weight_zero_point" in parts:
             some_words = parts["weight_zero_point"].data[start // per_word:-(-stop // per_word)]
             zero = unpack(some_words, bits, 0)[:stop - start]
-        return less_zero(q[:, :n_columns], zero, group), floats(scales(start, stop))
+        return less_zero(q[:, :n_columns], zero, group), float32_of(scales(start, stop))
 
     return grouped(shape, bits, numbers_of, block[1], group)
 
@@ -278,7 +279,7 @@ def fp4(name: str, parts: Parts, settings: Settings) -> Unpacked:
     scales = spread(name, "weight_scale", parts, shape, (1, width))
 
     def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        scale = floats(scales(start, stop))
+        scale = float32_of(scales(start, stop))
         if is_nv:
             factor = to_float32(parts[common]).reshape(())
             scale = scale * factor if common == "weight_scale_2" else scale / factor
@@ -289,7 +290,7 @@ def fp4(name: str, parts: Parts, settings: Settings) -> Unpacked:
 
 # ---- bitsandbytes ----------------------------------------------------------------------------------------------------
 
-STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+NF4_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
 
 
 def bitsandbytes(name: str, parts: Parts, _settings: Settings) -> Unpacked:
@@ -300,7 +301,7 @@ def bitsandbytes(name: str, parts: Parts, _settings: Settings) -> Unpacked:
     """
     if "SCB" in parts:
         return int8(name, parts)
-    key = next(state for state in STATES if state in parts)
+    key = next(state for state in NF4_STATES if state in parts)
     expect(name, parts, {key: "U8"}, {})
     state = parse_json(parts[key].data.tobytes(), f"{name}.{key}")
     shape = state.get("shape") if isinstance(state, dict) else None
@@ -359,18 +360,19 @@ class Method(NamedTuple):
     schemes: Callable[[Settings], list[Settings]]  # of quantization_config; raises ValueError: what isn't supported
 
 
-FP8_SCALES, GROUPS = ("weight_scale_inv",), ("qweight", "qzeros", "scales")
-OPTIONAL = ("weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale",
+FP8_SCALES, PACKED_PARTS = ("weight_scale_inv",), ("qweight", "qzeros", "scales")
+OPTIONAL_PARTS = ("weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale",
             "weight_scale_2", "pre_quant_scale")
 NESTED = ("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", "weight_format")
 METHODS = {
     "fp8": Method(FP8_SCALES, ("weight",), FP8_SCALES, eight_bits, fp8_schemes),
-    "awq": Method(("qweight",), GROUPS, (), awq, awq_schemes),
-    "gptq": Method(("qweight",), GROUPS, ("g_idx",), gptq, gptq_schemes),
-    "auto-round": Method(("qweight",), GROUPS, ("g_idx",), auto_round, auto_round_schemes),
-    "compressed-tensors": Method(("weight_scale",), ("weight_scale",), OPTIONAL, compressed, compressed_schemes),
-    "modelopt": Method(("weight_scale",), ("weight_scale",), OPTIONAL, compressed, group_schemes),
-    "bitsandbytes": Method((*STATES, "SCB"), ("weight",), (*STATES, "SCB", *NESTED), bitsandbytes, lambda _: [{}]),
+    "awq": Method(("qweight",), PACKED_PARTS, (), awq, awq_schemes),
+    "gptq": Method(("qweight",), PACKED_PARTS, ("g_idx",), gptq, gptq_schemes),
+    "auto-round": Method(("qweight",), PACKED_PARTS, ("g_idx",), auto_round, auto_round_schemes),
+    "compressed-tensors": Method(("weight_scale",), ("weight_scale",), OPTIONAL_PARTS, compressed, compressed_schemes),
+    "modelopt": Method(("weight_scale",), ("weight_scale",), OPTIONAL_PARTS, compressed, group_schemes),
+    "bitsandbytes": Method((*NF4_STATES, "SCB"), ("weight",), (*NF4_STATES, "SCB", *NESTED), bitsandbytes,
+                           lambda _: [{}]),
 }
 # What is needed only to quantize activations or the KV cache: k_proj.k_scale, q_proj.input_zero_point, ...
 AT_RUN_TIME = re.compile(r".*\.(input|output|[qkv])(_global)?_(scale|zero_point)")

@@ -21,21 +21,22 @@ import numpy as np
 
 from qwen3 import DTYPES, Tensor, to_float32
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.io.gguf_formats import Format, format_of
+from qwen3_lib.io.gguf_formats import GGUFFormat, format_of
 from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, map_file
+from tokenizer_utils import END_TOKENS
 
 MAGIC = b"GGUF"
 
 # A value of the metadata: its type's number -> its struct format. 8 is a text, 9 an array.
-NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-TEXT, ARRAY = 8, 9
+STRUCT_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
+TEXT_TYPE, ARRAY = 8, 9
 
-NORMAL, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; others are unused
+NORMAL_TOKEN, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; others are unused
 
 
 class TensorEntry(NamedTuple):
     """A tensor of the file: its format, its shape (rows first), and its bytes [..., bytes per row]."""
-    form: Format
+    form: GGUFFormat
     shape: tuple[int, ...]
     data: np.ndarray
 
@@ -88,17 +89,17 @@ class Reader:
         return self.data[start:start + size].decode("utf-8", "replace")
 
     def value(self, kind: int) -> Any:
-        if kind == TEXT:
+        if kind == TEXT_TYPE:
             return self.text()
-        if kind in NUMBERS:
-            return self.number(NUMBERS[kind])
+        if kind in STRUCT_CODES:
+            return self.number(STRUCT_CODES[kind])
         kind, count = (self.number("I"), self.number("Q")) if kind == ARRAY else (kind, 0)
-        if kind == TEXT:
+        if kind == TEXT_TYPE:
             self.at = self.skip(8 * count)  # a text has 8 bytes at least, so a wrong count is noticed here
             return [self.text() for _ in range(count)]
-        if kind not in NUMBERS:
+        if kind not in STRUCT_CODES:
             raise invalid(self.file, f"a value of the unknown type {kind}")
-        dtype = np.dtype("<" + NUMBERS[kind])
+        dtype = np.dtype("<" + STRUCT_CODES[kind])
         start = self.skip(count * dtype.itemsize)
         return np.frombuffer(self.data, dtype, count, start) if count else np.empty(0, dtype)
 
@@ -106,11 +107,11 @@ class Reader:
 def read_gguf(file: Path) -> GGUF:
     """The contents of a GGUF file, checked. Raises InputError for a damaged one."""
     status = file.stat()
-    return parsed(file, status.st_size, status.st_mtime_ns)
+    return parsed_file(file, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(maxsize=2)  # a model, and its tower, is read in several steps: config, tokenizer, tensors
-def parsed(file: Path, _size: int, _time: int) -> GGUF:
+def parsed_file(file: Path, _size: int, _time: int) -> GGUF:
     mapping = map_file(file)
     reader = Reader(file, mapping)
     if mapping[:4] != MAGIC:
@@ -158,7 +159,7 @@ def parsed(file: Path, _size: int, _time: int) -> GGUF:
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
 # GGUF's name -> ours; in a layer, blk.7.NAME.weight -> model.layers.7.NAME.weight
-NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
+GGUF_NAMES = {"token_embd.weight": "model.embed_tokens.weight", "output_norm.weight": "model.norm.weight",
          "output.weight": "lm_head.weight"}
 LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layernorm",
                "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj", "attn_v": "self_attn.v_proj",
@@ -177,14 +178,14 @@ HYBRID_NAMES = LAYER_NAMES | {
     # Of the MTP head, in the block after the layers.
     "nextn.eh_proj": "fc", "nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hidden",
     "nextn.shared_head_norm": "norm"}
-VECTORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
+GGUF_VECTORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
 
 
 def our_name(tail: str, hybrid: bool) -> str:
     """The name within a layer, or "": attn_q.weight -> self_attn.q_proj.weight."""
     names, (key, _, part) = HYBRID_NAMES if hybrid else LAYER_NAMES, tail.rpartition(".")
-    if hybrid and tail in VECTORS:
-        return VECTORS[tail]
+    if hybrid and tail in GGUF_VECTORS:
+        return GGUF_VECTORS[tail]
     return f"{names[key]}.weight" if key in names and part == "weight" else ""
 
 
@@ -209,7 +210,7 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
                     tensors[ours] = tensor_of(one, gguf.mapping)
         else:
             within = our_name(tail, hybrid)
-            ours = f"model.layers.{layer}.{within}" if within else NAMES.get(name, "")
+            ours = f"model.layers.{layer}.{within}" if within else GGUF_NAMES.get(name, "")
             if not ours:
                 raise InputError(f"{file}: no Qwen3 has the tensor {brief(name)}")
             if ours in tensors:
@@ -339,12 +340,12 @@ def is_embedder(file: Path) -> bool:
 
 
 # GGUF's name -> transformers', where they differ
-MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl_moe", "qwen35": "qwen3_5",
+GGUF_MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl_moe", "qwen35": "qwen3_5",
                "qwen35moe": "qwen3_5_moe"}
 SEEING = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")  # architectures that may have a tower: see mmproj.py
 
 # key of config.json -> key of the metadata, without its prefix "qwen3." or "qwen3moe."
-SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
+GGUF_SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
          "num_hidden_layers": "block_count", "num_attention_heads": "attention.head_count",
          "num_key_value_heads": "attention.head_count_kv", "head_dim": "attention.key_length",
          "max_position_embeddings": "context_length", "rms_norm_eps": "attention.layer_norm_rms_epsilon",
@@ -412,8 +413,8 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
         if (value := plain(metadata.get(key, 0 if key == "split.count" else None))) not in values:
             raise InputError(f"{gguf.file}: {key} = {brief(value)} is not supported, only "
                              f"{' or '.join(str(each) for each in values if each is not None)} is")
-    model_type, embedding = MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
-    sizes = SIZES | (MOE_SIZES if str(model_type).endswith("_moe") else {})
+    model_type, embedding = GGUF_MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
+    sizes = GGUF_SIZES | (MOE_SIZES if str(model_type).endswith("_moe") else {})
     raw = {key: plain(metadata.get(f"{kind}.{name}")) for key, name in sizes.items()}
     raw["rope_theta"] = raw["rope_theta"] or 10_000.0  # as in llama.cpp
     raw |= {"model_type": model_type, "vocab_size": embedding.shape[0] if embedding else None,
@@ -454,14 +455,13 @@ def rope_scaling(gguf: GGUF, start: str) -> dict[str, Any] | None:
 
 # Qwen's own values for Qwen3, because only new files hold some.
 SAMPLING = {"temperature": ("temp", 0.6), "top_k": ("top_k", 20), "top_p": ("top_p", 0.95)}
-END_TOKENS = ("<|im_end|>", "<|endoftext|>")  # either ends an answer, whichever one the file names
 
 
 def generation_json(gguf: GGUF) -> dict[str, Any]:
     tokens, end = gguf.metadata.get("tokenizer.ggml.tokens"), gguf.metadata.get("tokenizer.ggml.eos_token_id")
     ends = [] if end is None else [end]
     if isinstance(tokens, list):
-        ends += [tokens.index(text) for text in END_TOKENS if text in tokens]
+        ends += [tokens.index(text) for text in END_TOKENS if text in tokens]  # either, whichever the file names
     defaults = SAMPLING | ({"temperature": ("temp", 1.0)} if is_hybrid(gguf) else {})
     values = {key: plain(gguf.metadata.get(f"general.sampling.{name}", default))
               for key, (name, default) in defaults.items()}
@@ -469,10 +469,10 @@ def generation_json(gguf: GGUF) -> dict[str, Any]:
 
 
 # How Qwen's tokenizers cut a text before the merges: the values of their tokenizer.json.
-PIECES = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+SPLIT_PATTERNS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
           r"\s+(?!\S)|\s+")
-WITH_MARKS = PIECES.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
-PRE_TOKENIZERS = {"qwen2": PIECES, "deepseek-r1-qwen": PIECES, "qwen35": WITH_MARKS}  # by their names in GGUF
+WITH_MARKS = SPLIT_PATTERNS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
+PRE_TOKENIZERS = {"qwen2": SPLIT_PATTERNS, "deepseek-r1-qwen": SPLIT_PATTERNS, "qwen35": WITH_MARKS}  # by GGUF's names
 
 
 def tokenizer_json(gguf: GGUF) -> dict[str, Any]:
@@ -486,7 +486,7 @@ def tokenizer_json(gguf: GGUF) -> dict[str, Any]:
     if not isinstance(tokens, list) or not isinstance(merges, list) or not isinstance(kinds, np.ndarray) \
             or len(kinds) != len(tokens):
         raise InputError(f"{gguf.file}: tokenizer.ggml.tokens, token_type or merges are absent or don't fit each other")
-    vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] == NORMAL}
+    vocabulary = {token: i for i, token in enumerate(tokens) if kinds[i] == NORMAL_TOKEN}
     added = [{"id": i, "content": token, "single_word": False, "lstrip": False, "rstrip": False, "normalized": False,
               "special": bool(kinds[i] == CONTROL)}
              for i, token in enumerate(tokens) if kinds[i] in (CONTROL, USER_DEFINED)]

@@ -57,7 +57,7 @@ def q6_k(blocks: np.ndarray) -> Blocks:
                   factors=np.ascontiguousarray(blocks[None, ..., 208:]).view("<f2"))
 
 
-class Format(NamedTuple):
+class GGUFFormat(NamedTuple):
     """A row of the table of formats. The `numbers` of a block are `size` bytes; equal groups of them have a scale."""
     name: str
     numbers: int
@@ -68,25 +68,25 @@ class Format(NamedTuple):
     factored: bool = False  # Blocks.factors: then the fast engine keeps the scales as they are
 
 
-FORMATS = {  # by their numbers in the file
-    0: Format("F32", 1, 4), 1: Format("F16", 1, 2), 30: Format("BF16", 1, 2),
-    2: Format("Q4_0", 32, 18, 1, 4, functools.partial(q4_q5, bits=4, zero=8)),
-    3: Format("Q4_1", 32, 20, 1, 4, functools.partial(q4_q5, bits=4, zero=None)),
-    6: Format("Q5_0", 32, 22, 1, 5, functools.partial(q4_q5, bits=5, zero=16)),
-    7: Format("Q5_1", 32, 24, 1, 5, functools.partial(q4_q5, bits=5, zero=None)),
-    8: Format("Q8_0", 32, 34, 1, 8, q8_0),
-    12: Format("Q4_K", 256, 144, 8, 4, functools.partial(q4_k_q5_k, bits=4), True),
-    13: Format("Q5_K", 256, 176, 8, 5, functools.partial(q4_k_q5_k, bits=5), True),
-    14: Format("Q6_K", 256, 210, 16, 6, q6_k, True)}
+GGUF_FORMATS = {  # by their numbers in the file
+    0: GGUFFormat("F32", 1, 4), 1: GGUFFormat("F16", 1, 2), 30: GGUFFormat("BF16", 1, 2),
+    2: GGUFFormat("Q4_0", 32, 18, 1, 4, functools.partial(q4_q5, bits=4, zero=8)),
+    3: GGUFFormat("Q4_1", 32, 20, 1, 4, functools.partial(q4_q5, bits=4, zero=None)),
+    6: GGUFFormat("Q5_0", 32, 22, 1, 5, functools.partial(q4_q5, bits=5, zero=16)),
+    7: GGUFFormat("Q5_1", 32, 24, 1, 5, functools.partial(q4_q5, bits=5, zero=None)),
+    8: GGUFFormat("Q8_0", 32, 34, 1, 8, q8_0),
+    12: GGUFFormat("Q4_K", 256, 144, 8, 4, functools.partial(q4_k_q5_k, bits=4), True),
+    13: GGUFFormat("Q5_K", 256, 176, 8, 5, functools.partial(q4_k_q5_k, bits=5), True),
+    14: GGUFFormat("Q6_K", 256, 210, 16, 6, q6_k, True)}
 
 
-def format_of(kind: int) -> Format:
+def format_of(kind: int) -> GGUFFormat:
     """The format of this number. One without a kernel here is read by gguf, llama.cpp's own package.
 
     Raises InputError where neither reads it, or gguf is missing.
     """
-    if kind in FORMATS:
-        return FORMATS[kind]
+    if kind in GGUF_FORMATS:
+        return GGUF_FORMATS[kind]
     try:
         import gguf
     except ImportError as error:
@@ -97,5 +97,5 @@ def format_of(kind: int) -> Format:
         gguf.dequantize(np.zeros(size, np.uint8), form)
     except (ValueError, KeyError, NotImplementedError) as error:
         raise InputError(f"the format number {kind}, which is not supported, nor by gguf: {error}") from error
-    return Format(form.name, numbers, size, 0, 4, lambda blocks: Blocks(
+    return GGUFFormat(form.name, numbers, size, 0, 4, lambda blocks: Blocks(
         gguf.dequantize(blocks.reshape(len(blocks), -1), form)))

@@ -17,10 +17,10 @@ from qwen3_lib.io.tensors import AnyTensor
 
 VISION = "clip.vision."
 # key of vision_config -> key of the metadata
-SIZES = {"depth": "block_count", "num_heads": "attention.head_count", "patch_size": "patch_size",
+TOWER_SIZES = {"depth": "block_count", "num_heads": "attention.head_count", "patch_size": "patch_size",
          "spatial_merge_size": "spatial_merge_size"}
 # GGUF's name -> ours; v.blk.7.NAME.weight -> blocks.7.NAME.weight
-NAMES = {"v.patch_embd": "patch_embed.proj", "v.post_ln": "merger.norm", "mm.0": "merger.linear_fc1",
+MMPROJ_NAMES = {"v.patch_embd": "patch_embed.proj", "v.post_ln": "merger.norm", "mm.0": "merger.linear_fc1",
          "mm.2": "merger.linear_fc2"}
 BLOCK_NAMES = {"ln1": "norm1", "ln2": "norm2", "attn_qkv": "attn.qkv", "attn_out": "attn.proj",
                "ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"}
@@ -48,7 +48,7 @@ def deepstack(gguf: GGUF) -> list[int]:
 
 def vision_json(file: Path) -> dict[str, Any]:
     gguf = read_gguf(file)
-    sizes = {key: plain(gguf.metadata.get(f"{VISION}{name}")) for key, name in SIZES.items()}
+    sizes = {key: plain(gguf.metadata.get(f"{VISION}{name}")) for key, name in TOWER_SIZES.items()}
     return {key: value for key, value in sizes.items() if value is not None} | {
         "deepstack_visual_indexes": deepstack(gguf)}
 
@@ -63,16 +63,16 @@ def map_tower(file: Path) -> dict[str, AnyTensor]:
     frames = np.stack([to_float32(first), to_float32(second)], axis=2)  # type: ignore[arg-type]
     found["patch_embed.proj.weight"] = Tensor("F32", frames, gguf.mapping)
     for name, tensor in tensors.items():
-        found[our_name(gguf, name)] = tensor
+        found[our_tower_name(gguf, name)] = tensor
     return {f"model.visual.{name}": tensor for name, tensor in found.items()}
 
 
-def our_name(gguf: GGUF, name: str) -> str:
+def our_tower_name(gguf: GGUF, name: str) -> str:
     stem, _, part = name.rpartition(".")
     if name == "v.position_embd.weight":
         return "pos_embed.weight"
-    if stem in NAMES:
-        return f"{NAMES[stem]}.{part}"
+    if stem in MMPROJ_NAMES:
+        return f"{MMPROJ_NAMES[stem]}.{part}"
     if (match := re.fullmatch(r"v\.(blk|deepstack)\.(\d+)\.(\w+)", stem)) is not None:
         kind, number, key = match[1], int(match[2]), match[3]
         if kind == "blk" and key in BLOCK_NAMES:

@@ -62,9 +62,9 @@ def moe_config(folder: Folder) -> Config:
 
 
 # The rows of qwen3.py and qwen3_5.py, with what embedders and classifiers may be (see qwen3_embed.py), and mixtures.
-DENSE = replace(QWEN3, architectures=(*QWEN3.architectures, "Qwen3Model", "Qwen3MoeForCausalLM", "Qwen3MoeModel",
+ANY_DENSE = replace(QWEN3, architectures=(*QWEN3.architectures, "Qwen3Model", "Qwen3MoeForCausalLM", "Qwen3MoeModel",
                                       "Qwen3ForSequenceClassification", "Qwen3ForTokenClassification"))
-MOE = replace(DENSE, config=moe_config, defaults={
+MOE = replace(ANY_DENSE, config=moe_config, defaults={
     key: value for key, value in QWEN3.defaults.items() if key != "head_dim"} | {
     "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "num_key_value_heads": 4,
     "num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768})
@@ -73,7 +73,7 @@ VL_MOE = replace(QWEN3_VL, config=moe_config, architectures=("Qwen3VLMoeForCondi
     "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 128000,
     "rope_theta": 5e5, "num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408})
 MODEL_TYPES = {name: replace(kind, engine=sharing(kind.engine)) for name, kind in (
-    qwen3.MODEL_TYPES | qwen3_5.MODEL_TYPES | {"qwen3": DENSE, "qwen3_moe": MOE, "qwen3_vl_moe": VL_MOE}).items()}
+    qwen3.MODEL_TYPES | qwen3_5.MODEL_TYPES | {"qwen3": ANY_DENSE, "qwen3_moe": MOE, "qwen3_vl_moe": VL_MOE}).items()}
 
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
 # Keys of generation_config.json that change which tokens are drawn; only these values are accepted.

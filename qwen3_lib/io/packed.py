@@ -15,7 +15,7 @@ from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 from qwen3_lib.io.tensors import Wrapped, embeds
 from qwen3_lib.io.writing import checksum, write_folder, write_safetensors
 
-FORMS = ("int8", "int4")
+SAVED_FORMATS = ("int8", "int4")
 VERSION = "5"  # of the packed formats, see qwen3_lib/kernels/layout.py
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                "chat_template.jinja", *VECTOR_FILES)
@@ -24,7 +24,7 @@ Expected = Callable[[str, tuple[int, ...], str], tuple[str, tuple[int, ...]]]
 
 def quantized_file(folder: Path) -> tuple[str, Path] | None:
     """(format, file) of a folder written by save_quantized, the format "int8" or "int4"; None for any other folder."""
-    files = [(format, folder / f"model.{format}.safetensors") for format in FORMS]
+    files = [(format, folder / f"model.{format}.safetensors") for format in SAVED_FORMATS]
     return next(((format, file) for format, file in files if file.is_file()), None)
 
 
@@ -81,7 +81,7 @@ def save_quantized(model: Model, folder: str | Path, format: str) -> None:
 
     The folder must not exist yet, and appears when all of it is written. Raises InputError when that can't be done.
     """
-    if getattr(model.weights, "quantized", None) != format or format not in FORMS:
+    if getattr(model.weights, "quantized", None) != format or format not in SAVED_FORMATS:
         raise InputError(f"{folder}: the model was not loaded as {brief(format)}")
     tensors, shapes, stored = model.weights.tensors(), model.weights.shapes, model.folder.stored()
     if "score.weight" in stored:

@@ -14,13 +14,13 @@ import numpy as np
 from qwen3_vision import rgb, smart_resize
 from tokenizer_utils import InputError, brief, library_errors
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # other ones of Pillow start programs, or write to stderr
+PICTURE_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")  # other ones of Pillow start programs, or write to stderr
 MOST_PIXELS = 2**26  # of a picture before it is decoded: 8192 x 8192, 200 MB
 URL_BYTES, URL_PIXELS = 2**23, 2**24  # most of a picture in a data: URL: as photos of phones have
 MOST_READS = 2**16  # of a picture's bytes: a photo takes a hundred
 
 
-class Source(io.BytesIO):
+class PictureFile(io.BytesIO):
     """The bytes of a file, which may be read MOST_READS times: 600,000 empty parts would take Pillow seconds."""
     n_reads = 0
 
@@ -57,11 +57,11 @@ def picture_of(source: Any, most_pixels: int = MOST_PIXELS, decoded: bool = True
             try:
                 image = source if isinstance(source, Image.Image) else \
                     Image.fromarray(source) if isinstance(source, np.ndarray) else \
-                    Image.open(Source(source) if isinstance(source, bytes) else source, formats=FORMATS)
+                    Image.open(PictureFile(source) if isinstance(source, bytes) else source, formats=PICTURE_FORMATS)
             except UnidentifiedImageError:
                 image = None
         if image is None:
-            raise InputError(f"{where}: cannot be read: none of the formats {', '.join(FORMATS)}")
+            raise InputError(f"{where}: cannot be read: none of the formats {', '.join(PICTURE_FORMATS)}")
         if not 0 < image.width * image.height <= most_pixels:
             raise InputError(f"{where}: {image.width} x {image.height} pixels; 1 to {most_pixels:,} can be read")
         with library_errors(f"{where}: cannot be read"):

@@ -20,8 +20,8 @@ MODULES, PROMPTS, LENGTHS = VECTOR_FILES = ("modules.json", "config_sentence_tra
                                             "sentence_bert_config.json")
 # pooling_mode of today -> its key in older files
 POOLINGS = {"lasttoken": "pooling_mode_lasttoken", "mean": "pooling_mode_mean_tokens"}
-ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Identity": lambda x: x, "Tanh": np.tanh}
-Step = Callable[[np.ndarray], np.ndarray]  # [n, inputs] -> [n, outputs]
+DENSE_ACTIVATIONS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"Identity": lambda x: x, "Tanh": np.tanh}
+Stage = Callable[[np.ndarray], np.ndarray]  # [n, inputs] -> [n, outputs]
 MESSAGES = {"chat_template": {"add_generation_prompt": True}}  # processing_kwargs of Qwen3-VL-Embedding
 SEARCH = "Given a web search query, retrieve relevant passages that answer the query"  # the instruction for a search
 
@@ -32,7 +32,7 @@ class Recipe(NamedTuple):
     longest: int  # tokens of a text
     pooling: str = "lasttoken"  # or "mean"
     include_prompt: bool = True  # whether the tokens of a prompt count in the mean
-    steps: tuple[Step, ...] = ()  # what follows pooling
+    steps: tuple[Stage, ...] = ()  # what follows pooling
     normalize: bool = True  # the last step scales vectors to length 1
     needs_end: bool = True  # <|endoftext|> follows a text if the tokenizer appends nothing
     prompts: dict[str, str] = {"query": f"Instruct: {SEARCH}\nQuery:", "document": ""}  # what stands before a text
@@ -68,7 +68,7 @@ def recipe_of(source: Folder, config: Config) -> Recipe:
     folder, context, width = source.path, config.context_length, config.hidden_size
     if not (folder / MODULES).is_file():
         return Recipe(width, context)
-    steps, normalize = list[Step](), False
+    steps, normalize = list[Stage](), False
     _, (_, pooling_folder), *others = modules_of(folder)
     for kind, path in others:
         if normalize:
@@ -119,7 +119,7 @@ def read_pooling(file: Path) -> tuple[str, bool]:
     return modes[0], raw.get("include_prompt", True) is not False
 
 
-def read_dense(folder: Path, width: int) -> tuple[Step, int]:
+def read_dense(folder: Path, width: int) -> tuple[Stage, int]:
     """(the step x -> activation(x Wᵀ + b) of a Dense module, how many numbers a vector has after it).
 
     Raises InputError for other settings, and misshapen weights.
@@ -127,7 +127,7 @@ def read_dense(folder: Path, width: int) -> tuple[Step, int]:
     raw = settings_in(file := folder / "config.json")
     activation = str(raw.get("activation_function", "Tanh")).rpartition(".")[2]
     tensors = map_safetensors(folder / "model.safetensors")
-    if activation not in ACTIVATIONS or raw.get("use_residual") or "linear.weight" not in tensors \
+    if activation not in DENSE_ACTIVATIONS or raw.get("use_residual") or "linear.weight" not in tensors \
             or raw.get("module_input_name", "sentence_embedding") != "sentence_embedding":
         raise InputError(f"{file}: this Dense module is not supported: {brief(raw)}")
     weight = to_float32(tensors["linear.weight"])
@@ -136,7 +136,7 @@ def read_dense(folder: Path, width: int) -> tuple[Step, int]:
         raise InputError(f"{folder}: linear.weight has the shape {list(weight.shape)}, not [any, {width}], or its bias "
                          "has another one")
     # einsum computes each row by itself, so that a vector doesn't depend on the texts beside it.
-    return lambda x: ACTIVATIONS[activation](np.einsum("ni,oi->no", x, weight) + bias), len(weight)
+    return lambda x: DENSE_ACTIVATIONS[activation](np.einsum("ni,oi->no", x, weight) + bias), len(weight)
 
 
 def normalized(x: np.ndarray) -> np.ndarray:

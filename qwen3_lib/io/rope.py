@@ -11,7 +11,7 @@ from qwen3 import Config, checked_number
 from qwen3_lib.io.errors import InputError, brief
 
 TRAINED = {40960: 32768}  # max_position_embeddings of Qwen3: 32,768 positions of training, and room for an answer
-RANGES = {"factor": (1e-3, 1e6), "original_max_position_embeddings": (2, 2**31), "beta_fast": (1e-6, 1e6),
+YARN_RANGES = {"factor": (1e-3, 1e6), "original_max_position_embeddings": (2, 2**31), "beta_fast": (1e-6, 1e6),
           "beta_slow": (1e-6, 1e6), "attention_factor": (1e-6, 1e6), "attn_factor": (1e-6, 1e6), "mscale": (0, 1e6),
           "mscale_all_dim": (0, 1e6)}
 AnyConfig = TypeVar("AnyConfig", bound=Config)
@@ -41,7 +41,7 @@ def yarn(config: AnyConfig, rope: Mapping[str, Any]) -> AnyConfig:
     found = {"original_max_position_embeddings": config.context_length, **rope}
 
     def number(name: str, *default: float) -> float:
-        return checked_number(name, found.get(name, *default), *RANGES[name])
+        return checked_number(name, found.get(name, *default), *YARN_RANGES[name])
 
     d, theta, original = config.rope_dim, config.rope_theta, number("original_max_position_embeddings")
     plain = 1 / (theta ** (np.arange(0, d, 2) / d)).astype(np.float32)

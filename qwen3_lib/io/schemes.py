@@ -14,7 +14,7 @@ Settings = Mapping[str, Any]
 PACKINGS = {"auto": "gptq", "auto_round:gptq": "gptq", "auto_round:auto_gptq": "gptq", "auto_round": "gptq_v2",
             "auto_round:auto_gptq:exllamav2": "gptq", "auto_round:gptqmodel": "gptq_v2", "auto_round:awq": "awq",
             "auto_round:auto_awq": "awq"}
-FORMS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
+CT_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
          "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision")
 
 
@@ -72,8 +72,8 @@ def auto_round_schemes(about: Settings) -> list[Settings]:
 
 
 def compressed_schemes(about: Settings) -> list[Settings]:
-    if about.get("format") not in FORMS:
-        raise ValueError(f"format {brief(about.get('format'))}; only {some(FORMS, len(FORMS))} are")
+    if about.get("format") not in CT_FORMATS:
+        raise ValueError(f"format {brief(about.get('format'))}; only {some(CT_FORMATS, len(CT_FORMATS))} are")
     if about.get("transform_config") not in (None, {}, {"config_groups": {}}):
         raise ValueError("transform_config, which changes activations, is not")
     return group_schemes(about)

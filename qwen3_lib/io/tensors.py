@@ -19,7 +19,7 @@ PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
     "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 
 EMBEDDING = "model.embed_tokens.weight"
-BLOCK = 32  # rows of a matrix are unpacked in multiples of this number: words hold 16 or fewer of them
+ROWS_AT_ONCE = 32  # rows of a matrix are unpacked in multiples of this number: words hold 16 or fewer of them
 
 
 class Blocks(NamedTuple):
@@ -45,7 +45,7 @@ class Blocks(NamedTuple):
 class PackedTensor(NamedTuple):
     """A matrix that its file holds in another form, with the fields of Tensor: `data` is computed at each access.
 
-    blocks(start, stop) gives these rows; start is a multiple of BLOCK.
+    blocks(start, stop) gives these rows; start is a multiple of ROWS_AT_ONCE.
     `dtype` is what data gives: "F32", the exact numbers, or "BF16", the nearest ones in half the memory.
     bits: of a number in the file, without its share of the scales; 16 if an adapter has changed the matrix.
     kept: the dtype in which the fast engine keeps the matrix, unless it packs it.
@@ -64,7 +64,7 @@ class PackedTensor(NamedTuple):
     @np.errstate(over="ignore", invalid="ignore")  # infinity in a scale is reported once it has reached the logits
     def data(self) -> np.ndarray:
         out = np.empty(self.shape, DTYPES[self.dtype])
-        step = max(2**22 // self.shape[1] // BLOCK, 1) * BLOCK  # a few megabytes at a time
+        step = max(2**22 // self.shape[1] // ROWS_AT_ONCE, 1) * ROWS_AT_ONCE  # a few megabytes at a time
         for start in range(0, len(out), step):
             some_rows = rows_of(self, start, min(start + step, len(out)))
             out[start:start + step] = to_bfloat16(some_rows) if self.dtype == "BF16" else some_rows
@@ -113,7 +113,7 @@ def map_file(file: Path) -> mmap.mmap:
 
 
 def rows_of(tensor: AnyTensor, start: int, stop: int) -> np.ndarray:
-    """Rows of a matrix as float32; start is a multiple of BLOCK."""
+    """Rows of a matrix as float32; start is a multiple of ROWS_AT_ONCE."""
     return tensor.blocks(start, stop).values() if isinstance(tensor, PackedTensor) else \
         to_float32(tensor._replace(data=tensor.data[start:stop]))
 
@@ -138,8 +138,8 @@ def scaled(numbers: np.ndarray, scales: np.ndarray, minima: np.ndarray | None = 
 def both_ends(tensor: AnyTensor) -> bytes:
     """The bytes of the first and the last 1,024 numbers, to tell tensors apart."""
     if isinstance(tensor, PackedTensor):
-        last = (tensor.shape[0] - 1) // BLOCK * BLOCK
-        first, end = rows_of(tensor, 0, min(BLOCK, tensor.shape[0])), rows_of(tensor, last, tensor.shape[0])
+        last = (tensor.shape[0] - 1) // ROWS_AT_ONCE * ROWS_AT_ONCE
+        first, end = rows_of(tensor, 0, min(ROWS_AT_ONCE, tensor.shape[0])), rows_of(tensor, last, tensor.shape[0])
         return first.reshape(-1)[:1024].tobytes() + end.reshape(-1)[-1024:].tobytes()
     flat = tensor.data.reshape(-1)
     return flat[:1024].tobytes() + flat[-1024:].tobytes()

@@ -11,9 +11,9 @@ from llvmlite import ir
 
 from qwen3_lib.kernels.cpu import FEATURES, PAIRS, SUMS
 from qwen3_lib.kernels.layout import BF16, FORMATS, GROUP, ROUNDED
-from qwen3_lib.kernels.vectors import (AHEAD, FLOAT, I1, I16, I32, I64, LANES, Way, add_pairs, at, broadcast, flushed,
-                                       fma, in_tiles, load, loop, prefetch, row_part, splat, store, two_parts, variable,
-                                       vector, zero_sums)
+from qwen3_lib.kernels.vectors import (FLOAT, I1, I16, I32, I64, LANES, PREFETCH_BYTES, Way, add_pairs, at, broadcast,
+                                       flushed, fma, in_tiles, load, loop, prefetch, row_part, splat, store, two_parts,
+                                       variable, vector, zero_sums)
 
 VALUE_ROWS = 3  # rows of values that are weighted at once: registers hold their factors for some vectors
 
@@ -126,7 +126,7 @@ def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
 
         def step(i: Any) -> None:
             if way.prefetches:
-                prefetch(b, at(b, rows[0], AHEAD, (i, whole)), range(0, whole, 64), way.prefetches)
+                prefetch(b, at(b, rows[0], PREFETCH_BYTES, (i, whole)), range(0, whole, 64), way.prefetches)
             for half in range(2):
                 column = at(b, I64(LANES * half), (i, 32))
                 parts = [row_part(b, form, row, n, column) for row in rows]
@@ -170,7 +170,7 @@ def write_weighted_pairs(form: int, n_vectors: int, way: Way, b: Any, w: Any, st
             even = at(b, w, (stride, b.shl(pair, I64(1))))
             odd = b.add(even, to_other)
             for row in (even, odd) if way.prefetches else ():
-                prefetch(b, at(b, row, AHEAD, (columns[0], 2)), range(0, 64 * n_groups, 64), way.prefetches)
+                prefetch(b, at(b, row, PREFETCH_BYTES, (columns[0], 2)), range(0, 64 * n_groups, 64), way.prefetches)
             parts = [part for column in columns for part in row_pair(b, even, odd, n, column)]
             for t in range(n_vectors):
                 place = at(b, x, (x_stride, t), (pair, 2 * size))

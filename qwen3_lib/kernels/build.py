@@ -42,7 +42,7 @@ except OSError as error:  # of its shared library
 from qwen3_lib.kernels.cpu import host_features  # noqa: E402
 from qwen3_lib.kernels.objects import compile_layers  # noqa: E402
 
-HERE = Path(__file__).resolve().parent
+KERNELS = Path(__file__).resolve().parent
 SOURCES = ("attention.py", "compile.py", "cpu.py", "delta.py", "experts.py", "fields.py", "intrinsics.py", "layers.py",
            "layout.py", "objects.py", "quantize.py", "vectors.py")
 Kernel = Callable[[np.ndarray, int], None]  # takes its record, int64, and a number; see layers.py and quantize.py
@@ -75,13 +75,13 @@ def made_ours(folder: Path) -> bool:
 def identity() -> str:
     """A hash of everything that machine code depends on; two versions of this program have a folder each."""
     cpu = f"{llvm.get_host_cpu_name()} {llvm.FeatureMap(host_features()).flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
-    files = [HERE / name for name in SOURCES] + [NUMBA_VERSION]
+    files = [KERNELS / name for name in SOURCES] + [NUMBA_VERSION]
     sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256(" ".join([*sources, llvmlite.__version__, cpu]).encode()).hexdigest()
 
 
 @cache
-def place() -> tuple[Path | None, str]:
+def code_place() -> tuple[Path | None, str]:
     """(the folder of this process's machine code, what it is made from)."""
     made_from, folder = identity(), kernel_folder()
     return folder and folder / made_from[:8], made_from
@@ -105,7 +105,7 @@ def address_of(name: str, make: Callable[[], bytes]) -> int:
     with lock:
         if (known := linker().get_function_address(name)) != 0:
             return known
-        folder, made_from = place()
+        folder, made_from = code_place()
         code = folder and read_code(folder / f"{name}.o", made_from)
         if code is None:
             code = make()
@@ -117,8 +117,8 @@ def address_of(name: str, make: Callable[[], bytes]) -> int:
 
 
 # The kernels that numba compiles, each group in a process of its own, so that two cores work on the first answer.
-GROUPS = (("project_heads", "finish_dense", "output_logits"), ("attend_heads",), ("finish_sparse",), ("mix_states",),
-          ("quantize_block",), ("pack_block",))
+COMPILED_TOGETHER = (("project_heads", "finish_dense", "output_logits"), ("attend_heads",), ("finish_sparse",),
+                     ("mix_states",), ("quantize_block",), ("pack_block",))
 # What runs a Job: the kernels for each layer, then for the logits.
 LAYERS = {"decoder_layers": ("project_heads", "attend_heads", "finish_dense", "output_logits"),
           "sparse_layers": ("project_heads", "attend_heads", "finish_sparse", "output_logits"),
@@ -153,7 +153,7 @@ def make_kernels(*names: str) -> None:
     """
     with lock:
         parts = list(dict.fromkeys(part for name in names for part in LAYERS.get(name, (name,))))
-        folder, made_from = place()
+        folder, made_from = code_place()
 
         def kept() -> dict[str, bytes | None]:
             return {part: folder and read_code(folder / f"{part}.o", made_from) for part in parts
@@ -165,7 +165,7 @@ def make_kernels(*names: str) -> None:
                 stack.enter_context(turn(folder))
                 found = kept()
                 absent = {part for part, code in found.items() if code is None}
-                found |= compiled([group for group in GROUPS if absent & {*group}]) if absent else {}
+                found |= compiled_kernels([group for group in COMPILED_TOGETHER if absent & {*group}]) if absent else {}
             for part in [*parts, *found]:
                 address_of(part, lambda part=part: found[part])
         for name in names:
@@ -195,7 +195,7 @@ def kernel_at(address: int) -> Kernel:
     return run
 
 
-def compiled(groups: list[tuple[str, ...]]) -> dict[str, bytes]:
+def compiled_kernels(groups: list[tuple[str, ...]]) -> dict[str, bytes]:
     """The machine code of the kernels in some groups, by their names. Raises InputError if numba can't compile them."""
     code = ("import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]); "  # collecting takes a tenth of the time
             "from qwen3_lib.kernels.compile import main; main(sys.argv[2:])")
@@ -203,8 +203,8 @@ def compiled(groups: list[tuple[str, ...]]) -> dict[str, bytes]:
     try:
         for group in groups:
             processes.append(subprocess.Popen(
-                [sys.executable, "-c", code, HERE.parents[1], *group], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE, env=os.environ | {"NUMBA_OPT": "0"}))
+                [sys.executable, "-c", code, KERNELS.parents[1], *group], stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"NUMBA_OPT": "0"}))
         with ThreadPoolExecutor(len(groups)) as pool:
             results = list(pool.map(subprocess.Popen.communicate, processes))
     except (OSError, RuntimeError) as error:  # no Python program to start, or no thread

@@ -17,7 +17,7 @@ from numba import types
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.kernels import delta, experts, layers, quantize
 from qwen3_lib.kernels.cpu import FEATURES
-from qwen3_lib.kernels.objects import machine, object_of
+from qwen3_lib.kernels.objects import machine, object_code
 
 SIGNATURE = (types.int64,) * 3
 # numba counts who uses an array of its own, and frees it; those of kernels aren't numba's, so there is nothing to do.
@@ -51,7 +51,7 @@ def machine_code(name: str) -> bytes:
     if absent:
         raise InputError(f"numba {numba.__version__} compiles kernels that need {', '.join(sorted(absent))} to run, so "
                          "they can't be kept; install another version of numba, or take NumPy: --no-fast")
-    return object_of(module, cpu, 2)
+    return object_code(module, cpu, 2)
 
 
 def main(names: list[str]) -> None:

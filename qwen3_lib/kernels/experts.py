@@ -6,7 +6,7 @@ import numpy as np
 
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.layers import (add_projected, add_to, compiled, crew_of, exp, for_bf16, gate_and_up,
-                                      largest_of, linear, normalize, packed_form, part_of, pieces, project, sigmoid,
+                                      largest_of, linear, normalize, form_is_packed, part_of, pieces, project, sigmoid,
                                       swiglu, up_to, wait)
 from qwen3_lib.kernels.layout import EXPERT_DOWN, EXPERT_GATE, EXPERT_UP, GROUP, OUT, PANEL, vector_size
 
@@ -40,7 +40,7 @@ def moe(crew, layer, job):
     gathered, gathered_packed = fields.gathered(job), fields.gathered_packed(job)
     hidden, n_pairs = x.shape[1], len(gathered)
     normalize(crew, fields.norms(job)[layer, 1], router.form,
-              forms.greatest if packed_form(forms.greatest) else router.form, job)
+              forms.greatest if form_is_packed(forms.greatest) else router.form, job)
     wait(crew)
     project(crew, np.int64(0), router, h, packed, logits, np.int64(0), job)
     wait(crew)

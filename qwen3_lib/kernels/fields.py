@@ -1,20 +1,20 @@
-"""How a kernel finds its arrays in the job's table: a function for each field of Layers, Batch and Space."""
+"""How a kernel finds its arrays in the job's table: a function for each field of Layers, NewTokens and Space."""
 from functools import partial
 
 import numba
 
-from qwen3_lib.kernels.intrinsics import entry, number
-from qwen3_lib.kernels.layout import FUNCTIONS, JOB, Batch, Layers, Space, of
+from qwen3_lib.kernels.intrinsics import entry, int64_at
+from qwen3_lib.kernels.layout import FUNCTIONS, JOB, NewTokens, Layers, Space, of
 
 # A function is compiled once for each combination of its arguments' types. To numba a constant like 0 or True has a
 # type of its own, np.int64(0) has not: that is why kernels write it.
 # Without numba's wrappers, compiling takes two thirds of the time. Python calls kernels by their addresses: build.py.
 compiled = partial(numba.njit, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
-TABLE = Layers.__annotations__ | Batch.__annotations__ | Space.__annotations__ | {"products": of(FUNCTIONS, 3)}
-NAMES = (*TABLE,)
+TABLE = Layers.__annotations__ | NewTokens.__annotations__ | Space.__annotations__ | {"products": of(FUNCTIONS, 3)}
+FIELD_NAMES = (*TABLE,)
 
-for place, (name, annotation) in enumerate(TABLE.items()):  # fields.h(job) is the array `h`
+for number, (name, annotation) in enumerate(TABLE.items()):  # fields.h(job) is the array `h`
     dtype, n_dimensions = annotation.__metadata__
-    globals()[name] = entry(place, numba.from_dtype(dtype), n_dimensions)
+    globals()[name] = entry(number, numba.from_dtype(dtype), n_dimensions)
 
-n_threads, barrier, table = (number(JOB.fields[name][1]) for name in ("n_threads", "barrier", "table"))  # of a JOB
+n_threads, barrier, table = (int64_at(JOB.fields[name][1]) for name in ("n_threads", "barrier", "table"))  # of a JOB

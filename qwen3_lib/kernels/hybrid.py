@@ -30,7 +30,7 @@ JOINED = (("linear_attn.in_proj_b", "linear_attn.in_proj_a", "linear_attn.in_pro
           ("mlp.gate", "mlp.shared_expert_gate", "mlp.gate"))
 
 
-def joined(tensors: Mapping[str, Any], join: Callable[[Any, Any], Any]) -> dict[str, Any]:
+def join_matrices(tensors: Mapping[str, Any], join: Callable[[Any, Any], Any]) -> dict[str, Any]:
     """The tensors, or their shapes, by name; of two in JOINED, what `join` makes of them."""
     out = dict(tensors)
     for first, second, both in JOINED:
@@ -131,7 +131,7 @@ class Vocabulary:
 
 
 def state_tables(caches: list[Any], counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """`runs` and `states` of Batch in layout.py, with new arrays for the states after the pass.
+    """`runs` and `states` of NewTokens in layout.py, with new arrays for the states after the pass.
 
     counts [n_sequences]: the new tokens of each.
     """

@@ -18,7 +18,7 @@ from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, GROUP_BYTES, ROU
 from qwen3_lib.kernels.vectors import (FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load, loop,
                                        splat, store, totals, variable, vector, zero_sums)
 
-SMALLEST = 1e-21  # smaller numbers count as zeros, so that their scale times any scale of weights keeps all digits
+SMALLEST_NUMBER = 1e-21  # smaller ones count as zeros, so that their scale times a scale of weights keeps all digits
 
 
 @intrinsic
@@ -99,7 +99,7 @@ def signed_bytes(b: Any, values: Any) -> tuple[Any, Any]:
     floats, ints = values.type, vector(I32, GROUP)
     sizes = b.and_(b.bitcast(values, ints), splat(I32, GROUP, 0x7FFFFFFF))  # integers, in the order of the sizes
     largest = b.bitcast(call(b, f"llvm.vector.reduce.umax.v{GROUP}i32", I32, sizes), FLOAT)
-    factor = b.select(b.fcmp_ordered(">", largest, FLOAT(SMALLEST)), b.fdiv(FLOAT(127), largest), FLOAT(0))
+    factor = b.select(b.fcmp_ordered(">", largest, FLOAT(SMALLEST_NUMBER)), b.fdiv(FLOAT(127), largest), FLOAT(0))
     product = b.fadd(b.fmul(values, broadcast(b, factor, GROUP)), splat(FLOAT, GROUP, 0.5))
     return largest, b.fptosi(call(b, f"llvm.floor.v{GROUP}f32", floats, product), ints)
 
@@ -226,7 +226,7 @@ bytes_at, uint16s_at = map(arrays, (types.uint8, types.uint16))
 
 
 def entry(index: int, kind: Any, n_dimensions: int) -> Any:
-    """An intrinsic: the array in a row of a table, see layout.table. It compiles faster than a function of numba's."""
+    """An intrinsic: the array in a row of layout.address_table. It compiles faster than a function of numba's."""
     @intrinsic
     def find(context, table):
         def codegen(context, b, signature, args):
@@ -236,7 +236,7 @@ def entry(index: int, kind: Any, n_dimensions: int) -> Any:
     return find
 
 
-def number(offset: int) -> Any:
+def int64_at(offset: int) -> Any:
     """An intrinsic: the int64 so many bytes after an address."""
     @intrinsic
     def find(context, address):

@@ -29,7 +29,7 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, G
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-up_to, unit_bytes, packed_form = compiled(padded), compiled(unit_size), compiled(is_packed)
+up_to, unit_bytes, form_is_packed = compiled(padded), compiled(unit_size), compiled(is_packed)
 PIECES = 4  # for each thread, of the work on many tokens
 ONES = np.ones(BLOCK, np.float32)
 
@@ -160,7 +160,7 @@ def ready(x, n, form, packed, start, end):
         end = up_to(n, 2 * GROUP)
         x[n:end] = 0
     for_bf16(x[start:end], form)
-    if packed_form(form):
+    if form_is_packed(form):
         pack_groups(x.ctypes.data + 4 * start, end - start, packed.ctypes.data + start // GROUP * GROUP_BYTES,
                     np.int64(GROUP_BYTES))
 
@@ -178,7 +178,7 @@ def linear(products, w, x, packed, out, column, start, end, own):
     a multiple of 32. own float32: to work in.
     """
     n = len(x)
-    if not packed_form(w.form):
+    if not form_is_packed(w.form):
         for first in range(start, end, STRIP):
             float_strip(products, w, x, out[:, column + first:], first, min(STRIP, end - first), own)
         return
@@ -396,8 +396,8 @@ def attention(crew, layer, job):
     A task of one block gives the same as the same block of a task of many: threads never change the order of sums.
     """
     queries, tasks, tiles, partials = fields.queries(job), fields.tasks(job), fields.tiles(job), fields.partials(job)
-    products, h, own, form = (fields.products(job), fields.h(job), fields.own(job)[crew.rank],
-                              fields.cache_rows(job)[0].form)
+    products, h, own = fields.products(job), fields.h(job), fields.own(job)[crew.rank]
+    form = fields.cache_rows(job)[0].form
     n_kv_heads, n_tasks, m, width = len(queries), len(tasks), len(h), queries.shape[2]
     group, head_dim = queries.shape[1] // m, fields.head_norms(job).shape[2]
     for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew, np.int64(0)):
@@ -513,7 +513,7 @@ def normalize(crew, norm, least, greatest, job):
     for t in part_of(len(x), crew):
         rms_norm(x[t], norm, eps, h[t])
         ready(h[t], d, greatest, packed[t], np.int64(0), d)
-        if packed_form(greatest) and not packed_form(least):
+        if form_is_packed(greatest) and not form_is_packed(least):
             ready(h[t], d, least, packed[t], np.int64(0), d)
 
 
@@ -544,7 +544,7 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
     out, other, out_packed = inner
     start, end = rows
     n = len(x)
-    if n >= PROMPT and packed_form(form) and packed_form(gate.form):
+    if n >= PROMPT and form_is_packed(form) and form_is_packed(gate.form):
         one, two = out.ctypes.data + 4 * start * n, other.ctypes.data + 4 * start * n
         left, right = floats_at(one, (n, PANEL)), floats_at(two, (n, PANEL))
         for first in range(start, end, PANEL):  # 32 rows at a time, in the same memory: they stay in the second cache

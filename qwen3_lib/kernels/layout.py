@@ -134,10 +134,10 @@ CACHE_ROWS = record("form", "size")  # of all caches
 # pass and after it.
 RUN = record("first", "end", "late", "late_after")
 STATE = record("history", "memory", "late")  # the addresses of the arrays of delta.state_of
-# The machine code for some vectors: the most that are multiplied at once, and the function's address for each number.
+# The machine code for some vectors: the most that are multiplied at once; the address of the function for each number.
 FUNCTIONS = np.dtype((np.record, [("most", np.int64), ("address", np.int64, (VECTORS + 1,))]))
 # What a kernel gets: the number of threads; the address of a barrier int64 [24]; the layers first to last - 1; the
-# address of the table of all fields of Layers, Batch and Space, and of the table in products.py; 1 if logits follow.
+# address of the table of all fields of Layers, NewTokens and Space, and of products.py's table; 1 if logits follow.
 JOB = record("n_threads", "barrier", "first", "last", "table", "logits")
 
 
@@ -165,7 +165,7 @@ class Layers(NamedTuple):
     delta_norms: of(np.float32, 2)  # [layers with a state, size of a head of values]
 
 
-class Batch(NamedTuple):
+class NewTokens(NamedTuple):
     """The new tokens of all sequences."""
     x: of(np.float32, 2)  # [m, hidden_size]
     cos: of(np.float32, 2)  # [m, head_dim / 2]
@@ -202,7 +202,7 @@ class Space(NamedTuple):
     starts: of(np.int64, 1)  # [num_experts + 2]: an expert e has the pairs from starts[e] to starts[e + 1]
 
 
-def table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
+def address_table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
     """int64 [n, 5], the address and the shape of each array: so kernels find them."""
     assert all(array.flags.c_contiguous for array in arrays)
     return np.array([(array.ctypes.data, *array.shape, 0, 0, 0, 0)[:5] for array in arrays])

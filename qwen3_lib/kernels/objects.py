@@ -41,10 +41,10 @@ def compile_product(name: str, kind: str, form: int, n_vectors: int, way: Way) -
     b = ir.IRBuilder(function.append_basic_block())
     write(form, n_vectors, way, b, *function.args)
     b.ret_void()
-    return object_of(llvm.parse_assembly(str(module)), machine())
+    return object_code(llvm.parse_assembly(str(module)), machine())
 
 
-def object_of(module: llvm.ModuleRef, cpu: llvm.TargetMachine, level: int = 3) -> bytes:
+def object_code(module: llvm.ModuleRef, cpu: llvm.TargetMachine, level: int = 3) -> bytes:
     """The object file of a module, optimized for a CPU."""
     passes = llvm.create_pass_builder(cpu, llvm.create_pipeline_tuning_options(speed_level=level))
     passes.getModulePassManager().run(module, passes)
@@ -70,4 +70,4 @@ def compile_layers(name: str, steps: Sequence[str], end: str) -> bytes:
     with b.if_then(b.icmp_signed("!=", logits, I64(0))):
         run(end, last)
     b.ret(b.load(failed))
-    return object_of(llvm.parse_assembly(str(module)), machine())
+    return object_code(llvm.parse_assembly(str(module)), machine())

@@ -13,13 +13,13 @@ from qwen3_lib.io.tensors import AnyTensor, PackedTensor, rows_of
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_0,
                                       Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, ROUNDED, SHARING, SMALLEST, WEIGHT, factors_size,
-                                      is_packed, packed_shape, padded, table, unit_size)
+                                      is_packed, packed_shape, padded, address_table, unit_size)
 from qwen3_lib.kernels.memory import LargePages, empty, zeros
 from qwen3_lib.io.errors import InputError
 
 STORED = {"F64": F32, "F32": F32, "BF16": BF16, "F16": F16}  # by their names in safetensors
 PACKED = {"int8": INT8, "int4": INT4}
-SMALL = (".mlp.gate.weight", ".in_proj_ba.weight")  # the router, and a delta net's factors: they keep all digits
+UNPACKED = (".mlp.gate.weight", ".in_proj_ba.weight")  # the router, and a delta net's factors: they keep all digits
 MORE_BITS = {"fc": INT8, "v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
 # By the bits of a published packed matrix: the formats that may hold its very numbers, and the one if none does.
 NARROW = {2: (Q4_0, Q4_1, INT8), 3: (INT8, INT8), 4: (Q4_0, Q4_1, INT8), 5: (Q5_1, INT8), 6: (INT8, INT8)}
@@ -28,7 +28,7 @@ OF_GGUF = {4: Q4_K, 5: Q5_K, 6: Q6_K}  # the same of a tensor with `factored` sc
 
 def packed_form(name: str, quantize: str) -> int:
     """The format of a matrix in a quantized model: int4 keeps more bits where they lessen the error most per byte."""
-    if name.endswith(SMALL):
+    if name.endswith(UNPACKED):
         return F32
     return MORE_BITS.get(name.split(".")[-2], INT4) if quantize == "int4" else PACKED[quantize]
 
@@ -132,7 +132,7 @@ class Packer:
             if not np.isfinite(largest):
                 raise InputError(f"{label} has weights that are not finite, so it can't be quantized")
             group, work = empty((GROUP, PANEL), np.float32), empty((10, PANEL), np.float32)
-            kernel("quantize_block")(table((rows, packed[start // PANEL], group, work)), form)
+            kernel("quantize_block")(address_table((rows, packed[start // PANEL], group, work)), form)
             return largest
 
         largest = max(self.each(part, range(0, n_rows, PANEL)))
@@ -163,7 +163,7 @@ class Packer:
             for target, values in zip(both, scales):
                 target[:len(whole)] = np.repeat(values, both.shape[2] // values.shape[1], axis=1)
             numbers, group = np.ascontiguousarray(whole, np.int16), empty((GROUP, PANEL), np.float32)
-            kernel("pack_block")(table((numbers, both, block, group)), form)
+            kernel("pack_block")(address_table((numbers, both, block, group)), form)
             if factors is not None:
                 common = np.zeros((len(factors), PANEL, n // SHARING), np.float16)
                 common[:, :len(whole)] = factors

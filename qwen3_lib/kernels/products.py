@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from qwen3_lib.io.errors import InputError
-from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, place, read_code
+from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, code_place, read_code
 from qwen3_lib.kernels.cpu import AVX512
 from qwen3_lib.kernels.layout import (FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
                                       TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENS, is_packed)
@@ -93,7 +93,7 @@ def compile_all() -> Path:
     for form in range(WIDE):
         needs = any_number(form, PROMPT)
         functions_for(needs, () if is_packed(form) else (*needs, (form, TRANSPOSED + 1)))
-    folder, made_from = place()
+    folder, made_from = code_place()
     if folder is None or any(read_code(folder / f"{name}.o", made_from) is None for name in names):
         raise InputError(f"the kernels can't be kept: {folder or 'NUMBA_CACHE_DIR'} must be a folder that belongs to "
                          "you and that only you can write to")

@@ -9,7 +9,7 @@ from qwen3_lib.kernels.layout import BIAS, GROUP, GROUPS, HALVES, LEAST, MINIMA,
 
 weights, block_of, group_of, work_of = (entry(i, kind, n) for i, (kind, n) in enumerate(
     [(float32, 2), (uint8, 1), (float32, 2), (float32, 2)]))  # of quantize_block
-whole_numbers, scales_of, block_bytes = entry(0, int16, 2), entry(1, float32, 3), entry(2, uint8, 1)  # of pack_block
+whole_numbers, scale_values, block_bytes = entry(0, int16, 2), entry(1, float32, 3), entry(2, uint8, 1)  # of pack_block
 factors_bytes = compiled(factors_size)
 SCALES = 6  # that are tried for each group
 
@@ -169,7 +169,7 @@ def pack_block(record, form, _):
     Then a group to work in. Scales and minima are float32 [2, 32, groups], the group float32 [32, 32]; n is a multiple
     of 32.
     """
-    whole, scales, block = whole_numbers(record), scales_of(record), block_bytes(record)
+    whole, scales, block = whole_numbers(record), scale_values(record), block_bytes(record)
     group = work_of(record)[:GROUPS[form]]
     for g in range(scales.shape[2]):
         i, half = g // HALVES[form], g % HALVES[form]

@@ -21,7 +21,7 @@ from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROU
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
-AHEAD = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
+PREFETCH_BYTES = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
 LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
 
 
@@ -299,7 +299,7 @@ def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
     together, size = min(way.rows, SUMS // n_vectors), 32 * FORMATS[form].size
     pairs = form == ROUNDED and PAIRS
     tile_size = b.mul(stride, I64(together))
-    ahead = b.select(b.icmp_signed("<", tile_size, I64(AHEAD)), I64(AHEAD), tile_size)
+    ahead = b.select(b.icmp_signed("<", tile_size, I64(PREFETCH_BYTES)), I64(PREFETCH_BYTES), tile_size)
 
     def tile(first: Any, n_tile_rows: int) -> None:
         keys = [(t, r) for t in range(n_vectors) for r in range(n_tile_rows)]

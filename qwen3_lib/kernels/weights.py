@@ -15,9 +15,9 @@ import numpy as np
 from qwen3 import Config, Folder
 from qwen3_5 import MTP_NORMS, HybridConfig, mtp_config
 from qwen3_lib.io.packed import Quantized
-from qwen3_lib.kernels.hybrid import DELTA, Vocabulary, is_recurrent, joined, stacked, state_fields
+from qwen3_lib.kernels.hybrid import DELTA, Vocabulary, is_recurrent, join_matrices, stacked, state_fields
 from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, ROUNDED,
-                                      ROUTING, WEIGHT, Layers, Q, Space, is_packed, packed_shape, table)
+                                      ROUTING, WEIGHT, Layers, Q, Space, is_packed, packed_shape, address_table)
 from qwen3_lib.kernels.memory import Reused, experts_of, work_space
 from qwen3_lib.kernels.packing import forms_of, packed_form
 from qwen3_lib.kernels.team import Team
@@ -55,7 +55,7 @@ class Weights:
 
     @cached_property
     def table(self) -> np.ndarray:
-        return table(self.layers)
+        return address_table(self.layers)
 
     @cached_property
     def formats(self) -> tuple[int, ...]:
@@ -95,7 +95,7 @@ class Weights:
         own = [space.own for space, _ in self.spaces.values()]
         last = None  # before the next one, for the sake of memory
         space = work_space(config, self.team.n_threads, m, n_tasks, n_queries, own)
-        self.spaces[kind] = found = space, table(space)
+        self.spaces[kind] = found = space, address_table(space)
         return found
 
     def tensors(self) -> dict[str, np.ndarray]:
@@ -216,9 +216,9 @@ def norm_fields(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np.
 
 def stored_tensors(folder: Folder, config: Config) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
     """Name -> shape, name -> tensor in the files. Raises InputError for missing and misshapen ones."""
-    shapes = joined(folder.shapes(config), lambda first, second: (first[0] + second[0], first[1]))
+    shapes = join_matrices(folder.shapes(config), lambda first, second: (first[0] + second[0], first[1]))
     return shapes, (folder.packed(config, shapes, saved_tensor) if isinstance(folder, Quantized) else
-                    joined(folder.tensors(config), stacked))
+                    join_matrices(folder.tensors(config), stacked))
 
 
 def saved_tensor(name: str, shape: tuple[int, ...], form: str) -> tuple[str, tuple[int, ...]]:

@@ -34,11 +34,11 @@ TOP = 5  # tokens in a cell of the logit lens
 HEAD_ROWS = 32  # positions whose logits are in memory together: 20 MB with a vocabulary of 151,936
 CANDIDATES = 512  # tokens of each step that the page knows one by one; a histogram shows the others
 BIN = 0.25  # width of the histogram's bars
-PAIRS = 8  # least number of RoPE's pairs in the page; all head_dim / 2 if there is room
+ROPE_PAIRS = 8  # least number of RoPE's pairs in the page; all head_dim / 2 if there is room
 PICTURE = 32  # rows and columns in the picture of a state, at most
 REPEATED = 24  # random tokens, shown twice to find induction heads
 THOUGHT = 256  # longest answer with thinking and without, in tokens
-ROOM = 12_000_000  # characters of base64 in a page; twice as many with pictures
+PAGE_ROOM = 12_000_000  # characters of base64 in a page; twice as many with pictures
 RULE = "for each token S ← exp(g) S, then S ← S + kᵀ β (v − k S); q S"
 FORMULAS = {
     "rope_tables": "cos(position · frequency), sin(position · frequency)",
@@ -55,7 +55,7 @@ FORMULAS = {
     "delta_rule": RULE,
     "delta_rule_in_chunks": f"{RULE}; for up to 64 tokens at once, as linear equations",
 }
-WORDS = {  # the purpose of a step, by its weight or its function
+PURPOSES = {  # the purpose of a step, by its weight or its function
     "rope_tables": "the angles of RoPE at each position",
     "embed_tokens": "each token's learned vector: the residual stream begins",
     "input_layernorm": "scales the vector to one size before attention",
@@ -158,16 +158,16 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
         "sources": (sources := {f"{module.__name__}.py": getsource(module)
                                 for module in [qwen3_vision] * bool(seen) + recorder.modules}),
         "lines": {name: [file, *ends] for file, source in sources.items()
-                  for name, ends in lines_of_functions(source).items()}, "words": WORDS,
+                  for name, ends in lines_of_functions(source).items()}, "words": PURPOSES,
         "formulas": FORMULAS | ({"embedding": "x = embed_tokens[id], or what the tower made"} if seen else {}),
     }
 
 
-def check_room(model: Model, n_prompt: int, n_answer: int, space: int = ROOM) -> int:
+def check_room(model: Model, n_prompt: int, n_answer: int, space: int = PAGE_ROOM) -> int:
     """How many more positions `space` characters hold. Raises InputError if prompt and answer together are too long for
     a page or for the model."""
     most = min(qwen3.CHUNK, model.config.context_length)
-    while most > 1 and characters(model.config, most, PAIRS) > space:
+    while most > 1 and characters(model.config, most, ROPE_PAIRS) > space:
         most -= 1
     if n_prompt + n_answer > most:
         raise InputError(f"the prompt has {n_prompt} tokens, the answer up to {n_answer}: together more than the "
@@ -207,20 +207,20 @@ def label(data: bytes) -> str:
 # ---- The prompt and its pictures -------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Seen:
+class Patches:
     """A picture of the prompt."""
     picture: Picture
     image: Any  # the PIL image that the tower got
     full: int  # the number of its tokens in qwen3.py
 
 
-def page_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], list[Seen]]:
+def page_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], list[Patches]]:
     """(the text of the prompt, its ids, its pictures).
 
     The attention maps grow with the square of the tokens. So pictures are made smaller than in qwen3.py, until they fit
     beside the text and the answer.
     """
-    n, space = len(options.images), 2 * ROOM if options.images else ROOM
+    n, space = len(options.images), 2 * PAGE_ROOM if options.images else PAGE_ROOM
     if n and model.pictures is None:
         raise InputError(f"{model.path}: the model can't see: it has no vision tower")
     text = options.prompt if options.raw else model.tokenizer.apply_chat_template(
@@ -233,16 +233,16 @@ def page_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], lis
     return text, ids, seen
 
 
-def made_small(model: Model, source: Any, room: int, max_pixels: int | None) -> Seen:
+def made_small(model: Model, source: Any, room: int, max_pixels: int | None) -> Patches:
     """A picture with `room` tokens at most."""
     image, side = picture_of(source), model.pictures.config.side
     full = math.prod(model.pictures.size(image, max_pixels))
     pixels = room * side**2
     picture = model.pictures.show(image, min(max_pixels or MAX_PIXELS, pixels), min(MIN_PIXELS, pixels // 2))
-    return Seen(picture, image.resize((picture.columns * side, picture.rows * side), resample=3), full)
+    return Patches(picture, image.resize((picture.columns * side, picture.rows * side), resample=3), full)
 
 
-def shown_picture(seen: Seen) -> dict[str, Any]:
+def shown_picture(seen: Patches) -> dict[str, Any]:
     """The picture as a data: URL, as PNG or JPEG, which is smaller; the rows and columns of its tokens."""
     files = {}
     for form in ("png", "jpeg"):
@@ -330,7 +330,7 @@ def attention_panel(recorder: Recorder, whole: Pass, ids: np.ndarray) -> dict[st
 def pairs_with_room(config: Config, n: int) -> np.ndarray:
     """The pairs of dimensions in a page of n positions: all, or as many as there is room for, evenly spaced."""
     count = half = config.rope_dim // 2
-    while count > PAIRS and characters(config, n, count) > ROOM:
+    while count > ROPE_PAIRS and characters(config, n, count) > PAGE_ROOM:
         count -= 1
     return np.linspace(0, half - 1, count).round().astype(int)
 

@@ -18,7 +18,8 @@ from qwen3_lib.app.openai import Refusal
 from qwen3_lib.server.vetting import child_of
 from tokenizer_utils import InputError, Tokenizer
 
-SECONDS, MEMORY, LONGEST = 5, 2**30, 2**25  # of the processor for a conversation; bytes; characters of a prompt
+RENDERING_SECONDS, RENDERING_MEMORY = 5, 2**30  # of the processor for a conversation; bytes
+LONGEST_PROMPT = 2**25  # characters
 
 
 class Renderer(Tokenizer):
@@ -40,7 +41,7 @@ class Renderer(Tokenizer):
         self.child.stdin.flush()
 
     def apply_chat_template(self, *args: Any, **options: Any) -> str:
-        if not self.lock.acquire(timeout=SECONDS):
+        if not self.lock.acquire(timeout=RENDERING_SECONDS):
             raise Refusal(503, "other conversations are being rendered; try again", headers={"Retry-After": "2"})
         try:
             try:
@@ -56,8 +57,8 @@ class Renderer(Tokenizer):
         finally:
             self.lock.release()
         if not answer:
-            raise InputError(f"the chat template was given up: it takes more than {SECONDS} seconds or "
-                             f"{MEMORY / 1e9:.0f} GB")
+            raise InputError(f"the chat template was given up: it takes more than {RENDERING_SECONDS} seconds or "
+                             f"{RENDERING_MEMORY / 1e9:.0f} GB")
         text, error = json.loads(answer)
         if error is not None:
             raise InputError(error)
@@ -69,10 +70,10 @@ def main() -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the server, which closes stdin when it ends
     with contextlib.suppress(ImportError, ValueError):  # Windows has no such limit; a lower one may be set already
         import resource
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_AS, (RENDERING_MEMORY, RENDERING_MEMORY))
     tokenizer = Tokenizer(tokenizers.Tokenizer(tokenizers.models.BPE()), *json.loads(sys.stdin.readline()))
     for line in sys.stdin:
-        limit(SECONDS)
+        limit(RENDERING_SECONDS)
         print(json.dumps(rendered(tokenizer, *json.loads(line))), flush=True)
         limit(0)
 
@@ -89,6 +90,6 @@ def rendered(tokenizer: Tokenizer, args: list[Any], options: dict[str, Any]) -> 
         text = tokenizer.apply_chat_template(*args, **options)
     except InputError as error:
         return None, str(error)
-    if len(text) > LONGEST:
-        return None, f"the chat template has written {len(text):,} characters; at most {LONGEST:,} are taken"
+    if len(text) > LONGEST_PROMPT:
+        return None, f"the chat template has written {len(text):,} characters; at most {LONGEST_PROMPT:,} are taken"
     return text, None

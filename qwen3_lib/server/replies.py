@@ -7,10 +7,10 @@ from collections.abc import Iterator
 
 from qwen3 import Model
 from qwen3_lib.generation.processors import TokenLogprob
-from qwen3_lib.app.openai import GenerationRequest, Value, called, chat_choice, chat_logprobs, object_of, usage_of
+from qwen3_lib.app.openai import GenerationRequest, Value, call_object, chat_choice, chat_logprobs, object_of, usage_of
 from qwen3_lib.server.worker import Job
 
-TEXTS = {"thinking": "reasoning_content", "content": "content"}  # kind of a piece -> its field
+PIECE_FIELDS = {"thinking": "reasoning_content", "content": "content"}  # kind of a piece -> its field
 encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an encoder for each event
 
 
@@ -101,10 +101,10 @@ class ChatReply(Reply):
         """(the new texts that aren't empty, the new calls) of the i-th answer."""
         texts, calls = {"reasoning_content": "", "content": ""}, list[Value]()
         for kind, piece in self.news(i, job):
-            if kind in TEXTS:
-                texts[TEXTS[kind]] += piece
+            if kind in PIECE_FIELDS:
+                texts[PIECE_FIELDS[kind]] += piece
             elif kind == "call" and not (self.asked.one_call and self.n_calls[i]):
-                calls.append({"index": self.n_calls[i]} | called(job.completion.reader.calls[self.n_calls[i]]))
+                calls.append({"index": self.n_calls[i]} | call_object(job.completion.reader.calls[self.n_calls[i]]))
                 self.n_calls[i] += 1
         return {name: text for name, text in texts.items() if text}, calls
 

@@ -8,30 +8,30 @@ from typing import Any
 
 from qwen3 import InputError, Model
 
-from qwen3_lib.app.openai import (SHARED, Body, Door, GenerationRequest, Refusal, Value, as_sent, chat_request,
-                                  known, names_in)
+from qwen3_lib.app.openai import (SHARED_FIELDS, Body, Door, GenerationRequest, Refusal, Value, as_sent, chat_request,
+                                  known, sent_names)
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.server.replies import ChatReply, encode
 from qwen3_lib.server.worker import Job
 from tokenizer_utils import check_parts, with_system
 
-SAME = (*SHARED, "parallel_tool_calls", "tool_choice")  # fields that a chat has, too
-FIELDS = (*SAME, "input", "instructions", "reasoning", "text", "tools")
+CHAT_FIELDS = (*SHARED_FIELDS, "parallel_tool_calls", "tool_choice")  # fields that a chat has, too
+FIELDS = (*CHAT_FIELDS, "input", "instructions", "reasoning", "text", "tools")
 # A chat's field -> the same here
-NAMES = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
+SENT_NAMES = {"messages": "input", "response_format": "text.format", "reasoning_effort": "reasoning.effort"}
 PREFIXES = {"message": "msg", "reasoning": "rs", "function_call": "fc"}  # of items' ids
 PARTS = ("input_text", "output_text", "text")  # types of the parts of a content
 # The first part of an item's content, and what the events of its text have, too
-TEXTS: dict[str, tuple[str, Value, Value]] = {"message": ("output_text", {"annotations": []}, {"logprobs": []}),
+ITEM_TEXTS: dict[str, tuple[str, Value, Value]] = {"message": ("output_text", {"annotations": []}, {"logprobs": []}),
                                               "reasoning": ("reasoning_text", {}, {})}
 
 
-def request(model: Model, body: Body, door: Door) -> GenerationRequest:
+def responses_request(model: Model, body: Body, door: Door) -> GenerationRequest:
     """The GenerationRequest of a request. Raises InputError."""
     try:
         return replace(chat_request(model, as_chat(body), door), kind="response")
     except InputError as error:
-        raise as_sent(error, names_in(body) | NAMES) from error
+        raise as_sent(error, sent_names(body) | SENT_NAMES) from error
 
 
 def as_chat(body: Body) -> Body:
@@ -44,7 +44,7 @@ def as_chat(body: Body) -> Body:
     messages = list[Value]()
     for i, item in enumerate(items):
         add_item(messages, item, f"input: item {i}")
-    chat = {name: body[name] for name in SAME if name in body} | {
+    chat = {name: body[name] for name in CHAT_FIELDS if name in body} | {
         "messages": with_system(messages, body.get("instructions"))}
     if "tools" in body:
         chat["tools"] = chat_tools(body["tools"])
@@ -155,7 +155,7 @@ class Response(ChatReply):
 
     def written(self, kind: str, text: str) -> Iterator[str]:
         """The events of a text of a "message" or "reasoning"."""
-        part_kind, fields, more = TEXTS[kind]
+        part_kind, fields, more = ITEM_TEXTS[kind]
         if not self.items or self.items[-1]["type"] != kind:
             of_kind: Value = {"role": "assistant"} if kind == "message" else {"summary": []}
             yield from self.opened(kind, **of_kind, content=[])
@@ -173,7 +173,7 @@ class Response(ChatReply):
         item["status"] = status
         if "content" in item:
             [part] = item["content"]
-            yield self.event(f"{part['type']}.done", **self.place(), text=part["text"], **TEXTS[item["type"]][2])
+            yield self.event(f"{part['type']}.done", **self.place(), text=part["text"], **ITEM_TEXTS[item["type"]][2])
             yield self.event("content_part.done", **self.place(), part=part)
         else:
             yield self.event("function_call_arguments.done", **self.place(), name=item["name"],

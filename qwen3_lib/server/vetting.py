@@ -13,11 +13,11 @@ import threading
 from functools import lru_cache
 from typing import Any
 
-SECONDS, MEMORY = 2, 2**28  # of the processor, and bytes, for a child
+VETTING_SECONDS, VETTING_MEMORY = 2, 2**28  # of the processor, and bytes, for a child
 STACK = 2**20  # bytes: no system gives a thread less, so what fits here fits where the answer is computed
 LASTS, WAIT = 5, 3  # seconds until a child must have ended, on a busy machine, too; for the children of other grammars
-ONE = threading.Lock()  # held while a child runs: many of them would slow down the answers
-FEW = threading.Semaphore(32)  # of the server's 64 threads wait for it, so that other requests find one
+ONE_CHILD = threading.Lock()  # held while a child runs: many of them would slow down the answers
+WAITING = threading.Semaphore(32)  # of the server's 64 threads wait for it, so that other requests find one
 
 
 def child_of(module: str) -> dict[str, Any]:
@@ -39,17 +39,17 @@ def fault(grammar: str) -> str:
     """What `tried` says. Requests with the same new grammar wait for one child."""
     from qwen3_lib.app.openai import Refusal
     busy = Refusal(503, "other schemas are being compiled; try again", headers={"Retry-After": "2"})
-    if not FEW.acquire(blocking=False):
+    if not WAITING.acquire(blocking=False):
         raise busy
     try:
-        if not ONE.acquire(timeout=WAIT):
+        if not ONE_CHILD.acquire(timeout=WAIT):
             raise busy
         try:
             return tried(grammar)
         finally:
-            ONE.release()
+            ONE_CHILD.release()
     finally:
-        FEW.release()
+        WAITING.release()
 
 
 @lru_cache(maxsize=64)
@@ -72,15 +72,15 @@ def main() -> None:
     grammar = sys.stdin.read()
     with contextlib.suppress(ImportError, ValueError):  # Windows has no such limits; a lower one may be set already
         import resource
-        resource.setrlimit(resource.RLIMIT_CPU, (SECONDS, SECONDS))
-        resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+        resource.setrlimit(resource.RLIMIT_CPU, (VETTING_SECONDS, VETTING_SECONDS))
+        resource.setrlimit(resource.RLIMIT_AS, (VETTING_MEMORY, VETTING_MEMORY))
     threading.stack_size(STACK)
-    thread = threading.Thread(target=lambda: print(json.dumps(compiled(grammar))))
+    thread = threading.Thread(target=lambda: print(json.dumps(vetted_grammar(grammar))))
     thread.start()
     thread.join()
 
 
-def compiled(grammar: str) -> str:
+def vetted_grammar(grammar: str) -> str:
     """What llguidance says against a grammar, or an empty text."""
     from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
     if message := LLMatcher.validate_grammar(grammar):

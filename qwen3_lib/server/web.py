@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen3 import InputError
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen, as_sent, chat_prompt, chat_request,
-                                  flag, known, names_in, text_request, whole)
+                                  flag, known, sent_names, text_request, whole)
 from qwen3_lib.app.terminal import model_name, note
 from qwen3_lib.io.errors import brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined
@@ -39,10 +39,10 @@ LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body; seconds until it come
 MOST_COMMAS = 2**19  # in a body: parsing millions of small values would hold up the others for seconds
 THREADS = 64  # for what requests compute beside the event loop and the model
 SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
-PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
+CHAT_PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
                       "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify")
 REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "text": Reply, "response": responses.Response}
-VECTORS = ("input", "instruction", "dimensions", "encoding_format", "truncate")  # fields of /v1/embeddings
+EMBEDDING_FIELDS = ("input", "instruction", "dimensions", "encoding_format", "truncate")  # fields of /v1/embeddings
 SCORES = ("query", "documents", "texts", "instruction", "top_n", "return_documents", "return_text", "truncate")
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
@@ -91,7 +91,7 @@ class AuthMiddleware:
         if scope["type"] != "http" or (refusal := self.refusal(Request(scope))) is None:
             await self.app(scope, receive, send)
         else:
-            await refused(refusal)(scope, receive, send)
+            await refusal_response(refusal)(scope, receive, send)
 
     def refusal(self, request: Request) -> Refusal | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
@@ -110,7 +110,7 @@ class AuthMiddleware:
         return None
 
 
-def refused(error: Refusal) -> JSONResponse:
+def refusal_response(error: Refusal) -> JSONResponse:
     return JSONResponse(error.value, error.status, error.headers)
 
 
@@ -213,7 +213,7 @@ def as_refusal(error: Any, worker: Worker, body: Body | None = None) -> Refusal:
     """An error as the client gets it, without a path of this machine."""
     if isinstance(error, Refusal):
         return error
-    refusal = as_sent(error, names_in(body or {}))
+    refusal = as_sent(error, sent_names(body or {}))
     message = str(refusal)
     if worker.batch is not None:
         message = message.replace(str(worker.batch.model.path), model_name(worker.batch.model))
@@ -286,7 +286,7 @@ class Server:
         return await self.asked(request, lambda body, _: text_request(self.worker.model, body, self.longest))
 
     async def responses(self, request: Request) -> Response:
-        return await self.asked(request, lambda body, door: responses.request(self.worker.model, body, door))
+        return await self.asked(request, lambda body, door: responses.responses_request(self.worker.model, body, door))
 
     @property
     def longest(self) -> int:
@@ -304,7 +304,7 @@ class Server:
         return JSONResponse(about if request.path_params else {"object": "list", "data": [about]})
 
     async def page(self, request: Request) -> Response:
-        return HTMLResponse(PAGE, headers={"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer",
+        return HTMLResponse(CHAT_PAGE, headers={"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer",
                                            "X-Content-Type-Options": "nosniff"})
 
     async def health(self, request: Request) -> Response:
@@ -339,7 +339,7 @@ class Server:
     # ---- Vectors and scores ------------------------------------------------------------------------------------------
 
     async def embeddings(self, request: Request) -> Response:
-        model, body = self.worker.model, known(await body_of(request), VECTORS)
+        model, body = self.worker.model, known(await body_of(request), EMBEDDING_FIELDS)
         given, form = body.get("input"), body.get("encoding_format", "float")
         texts = [given] if isinstance(given, str) else given
         if form not in ("float", "base64"):
@@ -417,16 +417,16 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
         assert isinstance(error, HTTPException)
         path = brief(request.scope["path"])
         what = f"there is no {path}" if error.status_code == 404 else f"{path} doesn't take {request.method}"
-        return refused(Refusal(error.status_code, what, headers=error.headers))
+        return refusal_response(Refusal(error.status_code, what, headers=error.headers))
 
     async def on_error(request: Request, error: Exception) -> Response:
-        return refused(as_refusal(error, worker))
+        return refusal_response(as_refusal(error, worker))
 
     async def on_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
 
     async def on_failure(request: Request, error: Exception) -> Response:
-        return refused(Refusal(500, "the server has failed at this request"))
+        return refusal_response(Refusal(500, "the server has failed at this request"))
 
     posts = {"/v1/chat/completions": server.chat, "/v1/completions": server.completions,
              "/v1/responses": server.responses,

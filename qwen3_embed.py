@@ -308,7 +308,7 @@ def head_of(folder: Folder, config: Config) -> Head | None:
 
 PASS_TOKENS = 512  # tokens in one pass: enough for full speed of the matrix products
 POSITIONS = 4096  # positions in the KV caches of one pass: at most 0.9 GB in Qwen3-0.6B
-PASS_TOKENS = 16  # computing this many tokens takes about as long as reading the weights once
+WORTH_SHARING = 16  # computing this many tokens takes about as long as reading the weights once
 
 
 def pooled_states(model: Model, before: list[int], bodies: Sequence[list[int]], after: list[int], truncate: bool,
@@ -352,7 +352,7 @@ def common_length(texts: Sequence[list[int]]) -> int:
         return 0
     # The first and the last text in dictionary order share the fewest. At least one token of each text must remain.
     shared = min(len(os.path.commonprefix([min(texts), max(texts)])), min(map(len, texts)) - 1)
-    return shared if shared * (len(texts) - 1) > PASS_TOKENS else 0
+    return shared if shared * (len(texts) - 1) > WORTH_SHARING else 0
 
 
 def groups(lengths: Sequence[int], shared: int) -> Iterator[list[int]]:

@@ -118,7 +118,7 @@ def test_hands_and_frequencies_of_yarn_make_the_attention(tmp_path):
 
 
 def test_each_step_names_its_line(demo, hybrid):
-    written = {"attend": "cache.attend", "embedding": "embed(model", "delta_rule_in_chunks": " rule("}
+    written = {"attend": "cache.attend", "embedding": "embed_tokens(model", "delta_rule_in_chunks": " rule("}
     for model, file in ((hybrid, "qwen3_5.py"), (demo, "qwen3.py")):
         [now], _ = recorded(model, [1, 2, 3])
         lines = (ROOT / file).read_text("utf-8").splitlines()

@@ -422,10 +422,11 @@ def unit_of(b: Any, form: int, block: Any, number: Any) -> Unit:
 
 
 def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[PackedVector], pieces: range,
-               fetch: Callable[[range], None]) -> dict[tuple[int, int, int], Any]:
+               fetch: Callable[[range, Any], None]) -> dict[tuple[int, int, int], Any]:
     """(piece, vector, half) -> a variable: the sums of a unit's weights, less the format's offset, times bytes.
 
-    int32 [lanes]. fetch(lines) is called for some lines of the unit at a time: a core can't wait for more.
+    int32 [lanes]. fetch(lines, i) is called for some lines of the unit at a time, or for those i times as many lines
+    later: a core can't wait for more.
     """
     lanes, format_ = INT8_SHAPES[PATH].lanes, FORMATS[form]
     halves, group, more = range(format_.halves), format_.group, format_.more
@@ -465,13 +466,19 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
 
     columns, lines = group // 4, int(unit_size(form)) // 64
     for k in range(0, columns, step):
-        fetch(range(lines * k // columns, lines * (k + step) // columns))
+        here = range(lines * k // columns, lines * (k + step) // columns)
+        n_turns = step // (2 if PATH == "vnni512" else 1)
+        each = len(here) // n_turns if is_rolled(form, len(vectors)) else 0  # lines that a turn of the loop fetches
+        fetch(here[each * n_turns:], I64(0))
         for sum_ in running.values() if narrow else ():
             b.store(splat(I16, 2 * lanes, 0), sum_)
         if rolled:
-            at_once = 1 if PATH == "avx2" else 2
-            turns = hidden(b, I64(step // at_once))  # if LLVM knew it, it would load all words first, and have no room
-            loop(b, turns, lambda j: [four_columns(at(b, I64(k + i), (j, at_once))) for i in range(at_once)])
+            def turn(j: Any) -> None:
+                fetch(here[:each], j)
+                for i in range(step // n_turns):
+                    four_columns(at(b, I64(k + i), (j, step // n_turns)))
+
+            loop(b, hidden(b, I64(n_turns)), turn)  # if LLVM knew n_turns, it would load all words first: no room
         else:
             for j in range(step):
                 four_columns(k + j)
@@ -545,10 +552,11 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
             mine, next_ = b.icmp_signed("==", here, turn), b.add(here, I64(1))
             b.store(b.select(b.icmp_signed("<", next_, turns), next_, I64(0)), now)
 
-            def fetch(lines: range) -> None:
-                if way.prefetches:
+            def fetch(lines: range, i: Any) -> None:
+                if way.prefetches and lines:
                     with b.if_then(mine):
-                        prefetch(b, at(b, unit.here, ahead), [64 * line for line in lines], way.prefetches)
+                        place = at(b, unit.here, ahead, (i, 64 * len(lines)))
+                        prefetch(b, place, [64 * line for line in lines], way.prefetches)
 
             add_scaled(b, sums, whole_sums(b, form, way, unit, vectors, pieces, fetch), form, unit, vectors)
 

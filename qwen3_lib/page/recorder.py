@@ -174,7 +174,7 @@ class Recorder:
             now = self.passes[-1]
             if layer == 0:  # hidden_states looks up the embedding itself, after rope_tables
                 seconds = time.perf_counter() - self._ended
-                line = getsource(self.modules[-1]).partition("x = embed(model, ")[0].count("\n") + 1
+                line = getsource(self.modules[-1]).partition("x = embed_tokens(model, ")[0].count("\n") + 1
                 now.steps.append(Step("embedding", "embed_tokens", -1, line, x.shape, seconds, x.nbytes, 0,
                                       lengths(x, 0)))
             self._layer = layer

@@ -611,8 +611,9 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                                 "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
                                 "frequency_penalty": frequency_penalty}
-    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens if max_tokens is None else max_tokens, "seed": seed,
-                              "eos_token_ids": eos_token_ids}
+    limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed, "eos_token_ids": eos_token_ids}
+    if max_tokens is not None:
+        limits["max_new_tokens"] = checked_whole("max_tokens", max_tokens, 1)
     messages = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
     messages = [messages] if isinstance(messages, dict) else messages
     messages = with_system(checked_messages(messages, "messages"), system)

@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from types import FrameType
+from urllib.parse import urlsplit
 
 if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_server.py: it needs qwen3.py and the folder qwen3_lib beside it")
@@ -131,6 +132,17 @@ def api_key(args: argparse.Namespace) -> str | None:
     return key
 
 
+def is_origin(text: str) -> bool:
+    """Whether a text is what browsers send as Origin: scheme://host, perhaps with a port, or null."""
+    try:
+        parts = urlsplit(text)
+        named = parts.hostname and parts.port != 0  # a port beyond 65,535 is a ValueError
+    except ValueError:
+        return False
+    whole = re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", text)
+    return text == "null" or bool(named and whole)
+
+
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal -> exit status."""
     if missing is not None:
@@ -139,7 +151,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             checked_whole(f"--{name}", getattr(args, name), least)
     for origin in args.cors:
-        if not re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/\s]+|null", origin):
+        if not is_origin(origin):
             raise InputError(f"--cors must be an origin such as https://example.org, not {brief(repr(origin))}")
     most_pixels = answer_options(args).max_pixels
     key, local, errors = api_key(args), args.host in ("localhost", "127.0.0.1", "::1"), list[Exception]()

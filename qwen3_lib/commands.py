@@ -1,19 +1,14 @@
-"""The installed commands: each is a script's `main`, and Ctrl-C is one line from the first import on."""
+"""The installed commands: each is a script's `main`."""
 import sys
 from collections.abc import Callable
 from importlib import import_module
-from pathlib import Path
 
 
 def command(script: str, *options: str) -> Callable[[], int]:
     """The main function of a script, with these options before those of the command line."""
     def run() -> int:
-        try:
-            status: int = import_module(script).main([*options, *sys.argv[1:]])
-            return status
-        except KeyboardInterrupt:
-            print(f"{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
-            return 130
+        status: int = import_module(script).main([*options, *sys.argv[1:]])
+        return status
 
     return run
 

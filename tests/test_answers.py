@@ -217,7 +217,7 @@ def test_the_options_of_chat_are_named(demo):
     assert "sop" in message_of(qwen3.chat, demo, FRANCE, sop="x")
     assert len(qwen3.chat(demo, FRANCE, max_tokens=3).finish().token_ids) == 3
     assert "max_new_tokens" in message_of(Completion, demo, [1], max_tokens=3)
-    assert "max_new_tokens" in message_of(qwen3.chat, demo, FRANCE, max_tokens=0)
+    assert message_of(qwen3.chat, demo, FRANCE, max_tokens=0).startswith("max_tokens must")
 
 
 def test_in_a_notebook_a_thought_is_a_quotation_and_a_call_is_code(demo):

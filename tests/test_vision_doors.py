@@ -8,8 +8,9 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import replace
+import weakref
 import zlib
+from dataclasses import replace
 from unittest import mock
 
 import numpy as np
@@ -230,6 +231,22 @@ def test_one_request_at_a_time_decodes_pictures(served, monkeypatch, path, body)
     assert most == [1] * 4
 
 
+def test_a_refused_picture_does_not_stay_in_memory(model, monkeypatch):
+    """Also while no garbage is collected: an image has 50 MB."""
+    images = []
+    monkeypatch.setattr(openai, "picture_at", lambda url: images.append(pictures.picture_at(url)) or images[-1])
+    with Served(model, longest=20) as served:
+        gc.disable()
+        try:
+            for path in ("/v1/chat/completions", "/apply-template"):
+                status, value, _ = served.ask(path, {"messages": [asked(as_url(png_of(640, 640)))]})
+                assert (status, value["error"]["code"]) == (400, "context_length_exceeded")
+                left = weakref.ref(images.pop())
+                until(lambda: left() is None)
+        finally:
+            gc.enable()
+
+
 def test_requests_that_wait_for_others_pictures_are_told_when_the_server_stops(model, monkeypatch):
     began, go, got = threading.Event(), threading.Event(), []
     monkeypatch.setattr(qwen3_vision, "tower", lambda *pixels: began.set() or go.wait(30) and tower(*pixels))
@@ -379,7 +396,8 @@ def test_conversations_in_files(tmp_path, capfd):
 
 def test_the_chat(model, demo, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "a photo.png").write_bytes(PNG)
+    for name in ("a photo.png", "first.png"):
+        (tmp_path / name).write_bytes(PNG)
     (tmp_path / "other.png").write_bytes(OTHER)
     options = AnswerOptions(max_new_tokens=5, temperature=0)
     chat = Chat(model, [], options=options)
@@ -408,7 +426,7 @@ def test_the_chat(model, demo, tmp_path, monkeypatch):
     assert again.messages == chat.messages
     (tmp_path / "other.png").unlink()
     assert "other.png: no such file (the message was not added" in refused(again, "And now?")
-    for text in ("/image a photo.png", str(tmp_path / "a photo.png")):
+    for text in ("/image a photo.png", str(tmp_path / "a photo.png"), f"{tmp_path / 'first.png'} What is this?"):
         assert "can't see" in refused(Chat(demo, []), text)
 
 

@@ -106,6 +106,9 @@ class Chat:
         try:
             if (file := dropped(text)) is not None:
                 self.image(file)
+            elif rest.strip() and (file := dropped(name)) is not None:  # and a question about it
+                self.image(file)
+                self.say(rest.strip())
             elif text.startswith("/") and not text.startswith("//"):
                 self.run(ALIASES.get(name, name), rest.strip())
             elif text.strip() in FAREWELLS:

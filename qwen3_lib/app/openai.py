@@ -281,6 +281,8 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
             try:
                 vet((wanted := grammar_of(function.get("parameters") or {}, max_string)).text)
                 matcher_of(model, wanted)
+            except Refusal:  # for now: other schemas are being compiled
+                raise
             except InputError as inner:
                 raise Refusal(400, f"the tool {brief(function['name'])}: {inner}", "tools") from error
         raise Refusal(400, str(error), "tools" if forced or schema is None else field) from error

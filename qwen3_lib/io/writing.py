@@ -45,6 +45,8 @@ def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], mode: int = 
 
 def check_place(name: str | Path) -> None:
     """Raises InputError if nothing can be written where `name` stands: for a place that is needed much later."""
+    if not str(name):
+        raise InputError("the name of the file to write is empty")
     try:
         tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(name))).close()
     except (OSError, ValueError) as error:  # ValueError: a NUL character in the name

@@ -260,8 +260,8 @@ class Server:
                 raise ClientDisconnect if tasks[1].done() else stopping()
             return tasks[0].result()
         finally:
-            for task in tasks:
-                task.cancel()
+            while tasks:  # an exception's traceback holds this frame: with its task in it, a refused picture would stay
+                tasks.pop().cancel()
 
     async def generated(self, request: Request, asked: GenerationRequest, began: float) -> Response:
         worker = self.worker

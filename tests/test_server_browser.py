@@ -8,7 +8,7 @@ import pytest
 
 from configs import FORM
 from helpers import assert_looks, axe_core, complaints_of
-from serving import FRANCE, PARIS, Served
+from serving import FRANCE, PARIS, Served, until
 
 sync_api = pytest.importorskip("playwright.sync_api")
 pytestmark = pytest.mark.timeout(120)
@@ -72,7 +72,7 @@ class Tab:
 
     def draw(self, text):
         """Shows an answer in the place of the conversation."""
-        self.page.wait_for_function("model")  # then the page has drawn what an empty conversation shows
+        until(lambda: self.page.evaluate("model"))  # then the page has drawn what an empty conversation shows
         self.page.evaluate("text => { at('log').replaceChildren(); showAnswer(at('log'), text); }", text)
 
     def answers_with(self, *deltas, finish="stop", end="data: [DONE]\n\n"):

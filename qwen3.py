@@ -650,7 +650,7 @@ def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
 
 
 def unsupported(key: str, value: Any, *only: Any) -> str:
-    """What is wrong with a value in config.json."""
+    """The error text for a value in config.json that this program can't compute; `only` are the values that it can."""
     absent = [name for name in ("qwen3_5.py", "qwen3_vision.py", "qwen3_lib") if not (HERE / name).exists()]
     more = f"other models need {', '.join(absent)} beside qwen3.py" if absent else "transformers computes it"
     return f"{key} = {brief(repr(value), 80)} is not supported, only {', '.join(map(repr, only))}; {more}"
@@ -833,7 +833,7 @@ class Folder:
         return self.renamed(self.mapped())
 
     def renamed(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """Without those of a tower; the kind knows how names begin."""
+        """The language model's tensors, without a tower's, by the names in `shapes`."""
         tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(TOWER)}
         for start, ours in self.kind.names.items():
             ours = ours.format(**self.language()) if "{" in ours else ours
@@ -908,7 +908,7 @@ class Engine:
 
 @dataclass(frozen=True)
 class ModelType:
-    """What a model_type in config.json means: a row of the table, of which qwen3_5.py and qwen3_lib have more."""
+    """A row of MODEL_TYPES: how to read a model of one model_type. qwen3_5.py and qwen3_lib have more rows."""
     config: Callable[[Folder], Any]  # reads the Config
     shapes: Callable[[Any], dict[str, tuple[int, ...]]]
     defaults: dict[str, Any]  # transformers' values of keys that config.json lacks

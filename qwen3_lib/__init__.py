@@ -5,7 +5,7 @@ from types import TracebackType
 
 
 def one_line(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """What a script or an installed command says that Ctrl-C ends while it imports; the status is 130."""
+    """Prints one line and exits with 130 if Ctrl-C stops a script or an installed command during its imports."""
     if not issubclass(kind, KeyboardInterrupt):
         return sys.__excepthook__(kind, error, trace)
     print(f"{os.path.basename(sys.argv[0])}: interrupted", file=sys.stderr, flush=True)

@@ -5,7 +5,7 @@ from importlib import import_module
 
 
 def command(script: str, *options: str) -> Callable[[], int]:
-    """The main function of a script, with these options before those of the command line."""
+    """A function that calls the script's main; these options come before those of the command line."""
     def run() -> int:
         status: int = import_module(script).main([*options, *sys.argv[1:]])
         return status

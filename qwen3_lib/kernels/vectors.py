@@ -425,8 +425,8 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
                fetch: Callable[[range, Any], None]) -> dict[tuple[int, int, int], Any]:
     """(piece, vector, half) -> a variable: the sums of a unit's weights, less the format's offset, times bytes.
 
-    int32 [lanes]. fetch(lines, i) is called for some lines of the unit at a time, or for those i times as many lines
-    later: a core can't wait for more.
+    int32 [lanes]. fetch(lines, i) prefetches a few lines of the unit, i * len(lines) lines after these; a core can't
+    wait for many at once.
     """
     lanes, format_ = INT8_SHAPES[PATH].lanes, FORMATS[form]
     halves, group, more = range(format_.halves), format_.group, format_.more

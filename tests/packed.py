@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 
 import qwen3
+import qwen3_5
 import qwen3_numba as fast
 from qwen3_5 import HybridConfig
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import Blocks, PackedTensor
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, ROUNDED,
-                                      WEIGHT, packed_shape, padded, address_table)
+                                      WEIGHT, address_table, is_packed, packed_shape, padded)
 from qwen3_lib.kernels.memory import aligned
-from qwen3_lib.kernels.packing import Packer
+from qwen3_lib.kernels.packing import Packer, matrix_rows
 
 FORMATS = {"f32": F32, "bf16": BF16, "bf16_rounded": ROUNDED, "f16": F16, "int8": INT8, "int5": INT5, "int4": INT4,
            "q5_1": Q5_1, "q4_1": Q4_1, "q6_k": Q6_K, "q5_k": Q5_K, "q4_k": Q4_K, "q4_0": Q4_0}
@@ -179,8 +180,28 @@ def round_vectors(patch: pytest.MonkeyPatch, is_rounded, rounds=to_8_bits) -> No
         gate = rounded(x, gate_proj)
         return rounded(gate / (1 + np.exp(-gate)) * rounded(x, up_proj), down_proj)
 
-    patch.setattr(qwen3, "linear", rounded)
-    patch.setattr(qwen3, "swiglu", swiglu)
+    for module in (qwen3, qwen3_5):
+        patch.setattr(module, "linear", rounded)
+        patch.setattr(module, "swiglu", swiglu)
+
+
+def oracle_of(model: qwen3.Model, patch: pytest.MonkeyPatch) -> qwen3.Model:
+    """qwen3.py's model with the numbers for which a fast model's matrices stand, and with vectors rounded as there."""
+    rows = {"lm_head.weight": model.weights.head} | model.weights.matrices
+    numbers = {name: matrix_rows(row, np.arange(row[0].rows)) for name, row in rows.items()}
+    packed = [id(numbers[name]) for name, row in rows.items() if is_packed(row[0].form)]
+    joined_there = (("in_proj_ba", "in_proj_b", "in_proj_a"), ("mlp.gate", "mlp.gate", "mlp.shared_expert_gate"))
+    for joined, first, second in joined_there if isinstance(model.config, HybridConfig) else ():
+        for name in [name for name in numbers if name.endswith(f"{joined}.weight")]:
+            both = numbers.pop(name)
+            n = len(both) // 2 if first == "in_proj_b" else len(both) - 1
+            numbers |= {name.replace(joined, first): both[:n], name.replace(joined, second): both[n:]}
+    tensors, real = {name: qwen3.Tensor("F32", array, None) for name, array in numbers.items()}, Checkpoint.tensors
+    with pytest.MonkeyPatch.context() as loading:
+        loading.setattr(Checkpoint, "tensors", lambda folder, config: real(folder, config) | tensors)
+        oracle = qwen3.load_model(model.path)
+    round_vectors(patch, lambda w: id(w) in packed)
+    return oracle
 
 
 def reference(data: np.ndarray, weight: np.record) -> np.ndarray:

@@ -11,7 +11,6 @@ from configs import BASE, ROOT
 from helpers import assert_one_line, counting, message_of, patiently, random_ids, with_engine
 from make_random_model import make_random_model
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.guesses import Proposer
 from qwen3_lib.generation import batch as room
 from qwen3_lib.generation.batch import PROMPT_PIECE, Batch, generate_batch, slots_in
 
@@ -153,21 +152,6 @@ def test_the_text_of_an_answer_can_be_read_while_it_grows(demo):
     alone = qwen3.chat(demo, "What is the capital of France?", max_new_tokens=12).finish()
     assert (answers[0].text, answers[0].token_ids) == (alone.text, alone.token_ids)
     assert answers[1].text and answers[0].text.startswith(answers[1].text)
-
-
-def test_guesses_in_a_batch(model, monkeypatch):
-    """Several tokens a pass for some, one for others, and a prompt in pieces beside them."""
-    monkeypatch.setattr(Proposer, "length", lambda self, *_: self.n)
-    counted, passes = counting(model, count=lambda _, cache: list(cache.counts))
-    prompts = [[5, 6, 7, 8] * 6, [5, 6, 7, 8] * 4, random_ids(300)]
-    options = [{"lookup": 5}, {}, {"lookup": 3, "logprobs": 2}]
-    batch = Batch(counted, 3, 400)
-    for i, (prompt, more) in enumerate(zip(prompts, options)):
-        batch.add(i, prompt, max_new_tokens=40, eos_token_ids=(), **more)
-    results = finished(batch)
-    assert any(1 < max(each) <= 6 for each in passes)
-    for i, (prompt, more) in enumerate(zip(prompts, options)):
-        assert told(results[i]) == told(Completion(model, prompt, max_new_tokens=40, eos_token_ids=(), **more).finish())
 
 
 def test_a_request_that_fails_leaves_the_others_alone(model):

@@ -8,7 +8,7 @@ import pytest
 import qwen3
 import qwen3_5
 import qwen3_numba
-from configs import BASE, FRANCE, HYBRID, HYBRID_MOE, HYBRIDS, VOCABULARY
+from configs import FRANCE, HYBRID, HYBRID_MOE, HYBRIDS, VOCABULARY
 from helpers import message_of, random_ids, run_main, with_engine
 from make_random_model import make_random_model
 from oracle import hybrid_oracle
@@ -172,43 +172,6 @@ def changed(model, likes, passes=None):
 
 
 WORDS = np.where(np.arange(VOCABULARY) // 6 == 5, 12, 0)  # six likely tokens: texts repeat themselves
-
-
-@pytest.mark.parametrize("name, is_fast", [("tied", False), *((name, True) for name in [*HYBRIDS][1:])])
-def test_guesses_never_change_an_answer(name, is_fast, tmp_path, monkeypatch):
-    """20 requests, greedy and seeded, with what else an answer may ask for: as turns of a conversation with one cache,
-    and in a batch. Guesses come from the text, the model itself with fewer bits, and another Qwen3.5 or Qwen3."""
-    def load(path, likes, *options):
-        return changed(qwen3_numba.load_model(path, *options, threads=1) if is_fast else qwen3.load_model(path), likes)
-
-    monkeypatch.setattr(Proposer, "length", lambda self, *_: min(self.n, 4))  # guesses always seem to pay
-    size, rng = {"vocab_size": VOCABULARY}, np.random.default_rng(0)
-    path = make(HYBRIDS[name] | size, tmp_path / "model")
-    small, dense = make(HYBRID | size, tmp_path / "small"), make_random_model(BASE | size, tmp_path / "dense")
-    model, drafts = load(path, WORDS), [None, *(load(each, WORDS + rng.standard_normal(VOCABULARY), *form)
-                                                for each, *form in ((path, "int4"), (small,), (dense,)))]
-    cache, lasting = model.engine.new_cache(model.config), [draft and Draft(draft, model) for draft in drafts]
-    batch, answers, plain, text = Batch(model, 3, 400), [[], []], [], model.tokenizer.encode("<think>\n")
-    for i in range(20):
-        text = [*text[:[len(text), len(text) - 3, 9][i % 3]], *rng.integers(30, 36, rng.integers(1, 20)).tolist()]
-        options = {"seed": i, "temperature": [0, 0.7, 1.2][i % 3], "repetition_penalty": [1, 1.2][i // 2 % 2],
-                   "max_new_tokens": 14, "stop": [model.tokenizer.decode([33, 31])] if i % 5 == 0 else (),
-                   "logprobs": 2 if i % 4 and is_fast else None, "think_budget": 9 if i % 7 == 0 else None,
-                   "eos_token_ids": [[], [34]][i % 2]}
-        plain.append(Completion(model, text, **options).finish())
-        options["lookup"] = [4, 3, None][i % 3] if i % 4 else 4
-        answers[0].append(Completion(model, text, cache, draft=lasting[i % 4], **options).finish())
-        answers[1].append(batch.add(i, text, draft=drafts[i % 4], **options))
-        text += plain[-1].token_ids
-    while not batch.idle:
-        batch.step()
-    for some in answers:
-        assert [(answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) for answer in some] == \
-            [(answer.token_ids, answer.text, answer.finish_reason, answer.logprobs) for answer in plain]
-        for kind in range(4):
-            drivers = [answer.speculator for answer in some[kind::4]]
-            right, guessed = (sum(getattr(driver, name) for driver in drivers) for name in ("accepted", "guessed"))
-            assert 0 < right < guessed
 
 
 @pytest.mark.parametrize("beside, cut", [(1, 0), (1, 3), (508, 1), (508, 2), (509, 3), (511, 0), (511, 2)])

@@ -1,4 +1,4 @@
-"""Qwen3.5 in the fast engine: qwen3_5.py's numbers, and the same bits in every way of asking."""
+"""Qwen3.5 in the fast engine: qwen3_5.py's numbers. Bits: test_qwen3_numba_exact.py."""
 import os
 
 import numpy as np
@@ -6,16 +6,13 @@ import pytest
 
 import qwen3
 import qwen3_5
-from configs import HYBRID, HYBRID_MOE, HYBRIDS
+from configs import HYBRID, HYBRIDS
 from helpers import random_ids
 from make_random_model import make_random_model
-from packed import FromPython, load_model, round_vectors
+from packed import FromPython
 from published import tensors_of, write_tensors
-from qwen3_lib.generation.caches import Caches
 from qwen3_lib.kernels import delta
-from qwen3_lib.kernels.layout import is_packed
 from qwen3_lib.kernels.memory import Reused
-from qwen3_lib.kernels.packing import matrix_rows
 import qwen3_numba as fast
 
 pytestmark = pytest.mark.core
@@ -45,41 +42,6 @@ def test_logits(name, dtype, kv_dtype, limit, tmp_path):
     assert distance(logits_of(model, ids), logits_of(oracle, ids)) < limit
 
 
-@pytest.mark.parametrize("quantize", ["int8", "int4"])
-@pytest.mark.parametrize("config", [HYBRID, HYBRID_MOE], ids=["dense", "mixture"])
-def test_packed_matrices(config, quantize, tmp_path, monkeypatch):
-    """The logits of the numbers for which the packed matrices stand, with vectors of 8 bits."""
-    path = make(config, tmp_path)
-    model, oracle, packed = fast.load_model(path, quantize, kv_dtype="f32"), qwen3.load_model(path), set()
-    weights = model.weights
-    rows = {"lm_head.weight": weights.head} | weights.matrices
-    numbers = {name: matrix_rows(row, np.arange(row[0].rows)) for name, row in rows.items()}
-    for name in [*numbers]:
-        for joined, first, second in (("in_proj_ba", "in_proj_b", "in_proj_a"),
-                                      ("mlp.gate", "mlp.gate", "mlp.shared_expert_gate")):
-            if name.endswith(f"{joined}.weight"):
-                both = numbers.pop(name)
-                n = len(both) // 2 if second == "in_proj_a" else len(both) - 1
-                if len(both) > 1:
-                    numbers |= {name.replace(joined, first): both[:n], name.replace(joined, second): both[n:]}
-    tensors = {name: qwen3.Tensor("F32", array, None) for name, array in numbers.items()}
-
-    class Stored(qwen3.Folder):
-        def tensors(self, config):
-            return super().tensors(config) | tensors
-
-    plain = qwen3_5.load_weights(Stored(oracle.folder.path, qwen3_5.MODEL_TYPES), oracle.config)
-    object.__setattr__(oracle, "weights", plain)
-    names = {name for name, row in rows.items() if is_packed(row[0].form)}
-    packed = {id(numbers[name]) for name in names}
-    round_vectors(monkeypatch, lambda w: id(w) in packed)
-    monkeypatch.setattr(qwen3_5, "linear", qwen3.linear)
-    monkeypatch.setattr(qwen3_5, "swiglu", qwen3.swiglu)
-    texts = np.reshape(random_ids(60, 1, oracle.config.vocab_size), (20, 3))
-    errors = [distance(logits_of(model, ids), logits_of(oracle, ids)) for ids in texts]
-    assert len(packed) > 20 and np.median(errors) < 1e-4, errors
-
-
 @pytest.mark.parametrize("a, rate, bias", [
     (0, 1, 0), (-30, 16, 1), (30, 16, 1), (0.3, 0.01, -5), (88, 1, 0), (2, 5, -2.5)])
 def test_decay(a, rate, bias):
@@ -106,37 +68,6 @@ def test_a_matrix_of_float32_beside_one_of_bfloat16(tmp_path):
 
 def test_decay_of_numbers_that_are_not_finite():
     assert np.isnan(decay_of(np.float32(np.nan), np.float32(1), np.float32(0)))
-
-
-@pytest.mark.parametrize("dtype, quantize, kv_dtype", [("bfloat16", None, "f16"), ("float32", "int8", "bf16"),
-                                                       ("bfloat16", "rounded", "f16"),
-                                                       ("bfloat16", "int4", "int8"), ("float16", None, "f32")])
-@pytest.mark.parametrize("config", [HYBRID | {"linear_num_value_heads": 6}, HYBRID_MOE], ids=["dense", "mixture"])
-def test_any_way_of_asking(config, dtype, quantize, kv_dtype, tmp_path):
-    """In pieces, with other threads, beside other sequences, from a copied state: the bits of token after token."""
-    path = make(config, tmp_path, dtype)
-    one = load_model(path, quantize, 1, kv_dtype)
-    ids = random_ids(140, 1, one.config.vocab_size)
-    cache = one.engine.new_cache(one.config)
-    expected = np.array([qwen3.forward(one, [i], cache) for i in ids])
-    for threads in (1, 3):
-        model, rng = load_model(path, quantize, threads, kv_dtype), np.random.default_rng(threads)
-        caches = [model.engine.new_cache(model.config) for _ in range(3)]
-        while any(cache.length < len(ids) for cache in caches):
-            n = [min(int(rng.choice([0, 1, 2, 9, 40, 70])), len(ids) - cache.length) for cache in caches]
-            if any(n):
-                now = [(cache, count) for cache, count in zip(caches, n) if count]
-                parts = [ids[cache.length:cache.length + count] for cache, count in now]
-                starts = [cache.length for cache, _ in now]
-                found = model.engine.logits_of(model, np.concatenate(parts),
-                                               Caches([cache for cache, _ in now], [count for _, count in now]), True)
-                wanted = np.concatenate([expected[at:at + len(part)] for at, part in zip(starts, parts)])
-                assert np.array_equal(found, wanted)
-        start = model.engine.new_cache(model.config)
-        qwen3.forward(model, ids[:50], start)
-        copy = model.engine.new_cache(model.config)
-        copy.copy_from(start, 50)
-        assert np.array_equal(qwen3.forward(model, ids[50:], copy, all_logits=True), expected[50:])
 
 
 def test_an_interruption_between_layers_changes_nothing(tmp_path, monkeypatch):

@@ -1,4 +1,4 @@
-"""The mixture of experts in the fast engine: against qwen3.py, packed and saved. Bits: test_qwen3_numba_exact.py."""
+"""The mixture of experts in the fast engine: against qwen3.py. Bits: test_qwen3_numba_exact.py."""
 import json
 import subprocess
 import sys
@@ -10,13 +10,13 @@ import qwen3
 from configs import ROOT, VOCABULARY
 from helpers import logits_of, message_of, random_ids, run_main, with_tensors
 from make_random_model import make_random_model
-from packed import FromPython, round_vectors
+from packed import FromPython
 from qwen3_lib.app.terminal import weight_bytes
 from qwen3_lib.kernels import experts
 from qwen3_lib.kernels.layers import Crew
 from qwen3_lib.kernels.layout import ROUTING
 from test_qwen3_moe import MOE, fuse
-from test_qwen3_numba import compare_mixed, distance, in_short_texts, tensor_of
+from test_qwen3_numba import distance, tensor_of
 import qwen3_numba as fast
 
 pytestmark = pytest.mark.core
@@ -54,11 +54,6 @@ def test_fused_experts(tmp_path):
     fuse(path)
     for quantize, expected in zip((None, "int8"), separate):
         assert np.array_equal(logits_of(fast.load_model(path, quantize), ids), expected)
-
-
-def test_experts_of_several_formats(tmp_path, monkeypatch):
-    changes = {"moe_intermediate_size": 32, "num_experts_per_tok": 8}  # all: rounded vectors choose no others
-    compare_mixed(make_random_model(MOE | changes, tmp_path, "float32"), monkeypatch)
 
 
 def test_a_router_with_large_logits(tmp_path):
@@ -173,33 +168,7 @@ def test_pairs_are_sorted_and_shared():
                     assert all(start % 32 == 0 for start, stop in parts if start < stop)
 
 
-# ---- Packed ----------------------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("form", ["int8", "int4"])
-def test_packed_weights(form, tmp_path, monkeypatch):
-    """qwen3.py with the numbers that the packed matrices stand for, and with vectors rounded as theirs are.
-
-    Now and then, the last bit before that rounding is another, which changes all that follows: so the texts are short.
-    """
-    path = make_random_model(MOE | {"mlp_only_layers": [1], "hidden_size": 80}, tmp_path / "model")
-    model = fast.load_model(path, form, kv_dtype="f32")
-    tensors = {name: np.array(tensor.data)
-               for name, tensor in qwen3.map_safetensors(model.path / "model.safetensors").items()}
-    values = {}
-    for name, weight in ({"lm_head.weight": model.weights.head} | model.weights.matrices).items():
-        values[name] = fast.matrix_rows(weight, range(weight[0].rows))
-        loss = {"int8": 0.01, "int4": 0.1}[form] * (".gate.weight" not in name)  # the router keeps its digits
-        original = (tensors.get(name, tensors["model.embed_tokens.weight"]).astype(np.uint32) << 16).view(np.float32)
-        assert np.sqrt(((values[name] - original)**2).mean()) <= loss * original.std()
-    path = make_random_model(MOE | {"mlp_only_layers": [1], "hidden_size": 80}, tmp_path / "float", "float32")
-    norms = {name: (tensor.astype(np.uint32) << 16).view(np.float32) for name, tensor in tensors.items()
-             if tensor.ndim == 1}
-    with_tensors(path / "model.safetensors", values | norms)
-    round_vectors(monkeypatch, lambda w: len(w) != model.config.num_experts)  # the router is float32
-    expected, found = (in_short_texts(each) for each in (qwen3.load_model(path), model))
-    errors = np.sqrt(((found - expected)**2).mean(axis=1)) / expected.std()
-    assert np.median(errors) < 1e-5, errors
-
+# ---- The command line ------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("main", [qwen3.main, fast.main])
 def test_a_mixture_of_experts_from_the_command_line(main, tmp_path, capfd):

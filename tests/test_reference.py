@@ -14,8 +14,8 @@ from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRIDS, QWEN3_5, ROOT, VOC
 from fuzzing import any_conversation
 from helpers import REMOVED, edit_json, message_of, random_ids
 from make_random_model import make_random_model
-from published import change_config, official_configs, reduced, write_tensors
-from qwen3 import map_safetensors, to_float32
+from published import bytes_in_blocks, change_config, official_configs, quantize_model, reduced, write_tensors
+from qwen3 import map_safetensors
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.rope import stretched, with_scaled_rope
 from qwen3_lib.generation.options import AnswerOptions
@@ -82,37 +82,6 @@ def test_head_in_the_file_is_used_as_transformers_does(tied, engine, tmp_path):
     compare(engine, path, reference(path), exact=True)
 
 
-def to_fp8(path, block):
-    """Replaces the weights of the linear layers by torch's float8 with a scale per block, as Qwen publishes them.
-
-    `path`/dense gets the same model in float32, dequantized by torch; `path`/rounded has its matrices in bfloat16.
-    """
-    packed, plain, rounded = {}, {}, {}
-    for name, tensor in map_safetensors(path / "model.safetensors").items():
-        weight = torch.tensor(to_float32(tensor))
-        if not name.endswith("_proj.weight"):
-            packed[name], plain[name] = ("bfloat16", tensor.data.copy()), ("float32", weight.numpy())
-            rounded[name] = plain[name]
-            continue
-        n_rows, n_columns = weight.shape
-        padded = torch.nn.functional.pad(weight, (0, -n_columns % block, 0, -n_rows % block))
-        blocks = padded.reshape(-(-n_rows // block), block, -(-n_columns // block), block)
-        scales = (blocks.abs().amax((1, 3)) / 448).bfloat16().float()
-        codes = (blocks / scales[:, None, :, None]).clamp(-448, 448).to(torch.float8_e4m3fn)
-        restored = codes.float() * scales[:, None, :, None]
-        codes = codes.view(torch.uint8).reshape(padded.shape)[:n_rows, :n_columns]
-        packed[name] = ("float8_e4m3fn", codes.numpy())
-        packed[name + "_scale_inv"] = ("bfloat16", scales.bfloat16().view(torch.int16).numpy().view(np.uint16))
-        restored = restored.reshape(padded.shape)[:n_rows, :n_columns]
-        plain[name], rounded[name] = ("float32", restored.numpy()), ("float32", restored.bfloat16().float().numpy())
-    for folder, tensors in ((path / "dense", plain), (path / "rounded", rounded)):
-        folder.mkdir()
-        (folder / "config.json").write_text((path / "config.json").read_text())
-        change_config(folder, quantization_config=None)
-        write_tensors(folder / "model.safetensors", tensors)
-    write_tensors(path / "model.safetensors", packed)
-
-
 CONFIGS = official_configs() or [pytest.param(None, marks=needs_official_files)]
 
 
@@ -121,16 +90,16 @@ CONFIGS = official_configs() or [pytest.param(None, marks=needs_official_files)]
 def test_official_config(file, engine, tmp_path):
     """Every official shape in proportion. The fast engine computes with FP8 weights as if they were bfloat16."""
     raw = reduced(json.loads(file.read_text()))
-    path = make_random_model(raw, tmp_path, "bfloat16" if "quantization_config" in raw else "float32")
-    if "quantization_config" not in raw:
-        compare(engine, path, reference(path))
-        return
-    change_config(path, quantization_config=raw["quantization_config"] | {"weight_block_size": [8, 8]})
-    to_fp8(path, 8)
-    ours, theirs = Checkpoint(path).stored(), map_safetensors(path / "dense/model.safetensors")
-    assert ours.keys() == theirs.keys()
-    assert all(np.array_equal(to_float32(ours[name]), tensor.data) for name, tensor in theirs.items())
-    compare(engine, path, reference(path / ("dense" if engine == "qwen3" else "rounded")))
+    settings = raw.pop("quantization_config", None)
+    path, plain = (make_random_model(raw, tmp_path / name, "float32") for name in ("model", "plain"))
+    if settings:
+        values = quantize_model(path, lambda w, settings: bytes_in_blocks(w, settings, 8, 8, "weight_scale_inv"),
+                                settings | {"weight_block_size": [8, 8]})
+        if engine == "qwen3_numba":
+            values = {name: torch.tensor(value).bfloat16().float() if name.endswith("_proj.weight") else value
+                      for name, value in values.items()}
+        write_tensors(plain / "model.safetensors", {name: ("float32", value) for name, value in values.items()})
+    compare(engine, path, reference(plain))
 
 
 @both_engines
@@ -243,18 +212,6 @@ def test_a_hybrid_as_transformers_saves_it(base, tmp_path):
     logits = qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
     expected = expected_logits(theirs, ids)
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
-
-
-def test_a_hybrid_in_fp8(tmp_path):
-    path, ids = make_random_model(HYBRID, tmp_path, "bfloat16"), random_ids(20)
-    to_fp8(path, 8)
-    settings = {"quant_method": "fp8", "weight_block_size": [8, 8], "activation_scheme": "dynamic", "fmt": "e4m3"}
-    text = json.loads((path / "config.json").read_text())
-    (path / "config.json").write_text(json.dumps({
-        "model_type": "qwen3_5", "text_config": text, "quantization_config": settings}))
-    models = [qwen3.load_model(folder, tokenizer=False) for folder in (path, path / "dense")]
-    ours, dense = (qwen3.forward(model, ids, model.engine.new_cache(model.config)) for model in models)
-    assert np.array_equal(ours, dense)
 
 
 # ---- RoPE ------------------------------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ fuzzer tests nothing but the first line of a parser.
 """
 import contextlib
 import inspect
-import itertools
 import json
 import math
 import os
@@ -256,12 +255,6 @@ def any_answer(rng):
     if rng.random() < 0.4:
         text = f"<think>\n{rng.choice(['a', 'b<', ''])}\n</think>\n\n" + text
     return text, rng.random() < 0.3
-
-
-def merged(parts):
-    """Neighbouring parts of the same kind joined, empty ones left out."""
-    return [(kind, "".join(text for _, text in group))
-            for kind, group in itertools.groupby((part for part in parts if part[1]), lambda part: part[0])]
 
 
 def taken_apart(text, opened):

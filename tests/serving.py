@@ -97,6 +97,15 @@ def endless(served, **fields):
     return connection
 
 
+def received(connection, word):
+    """What a connection gives until it has given this word."""
+    text = b""
+    while word not in text:
+        assert (part := connection.recv(2**16)), text
+        text += part
+    return text
+
+
 def started(*options, program=(ROOT / "qwen3_server.py",)):
     """(the process of a server at a free port, its lines until it is ready: the last ends with its address)"""
     process = subprocess.Popen([sys.executable, *program, "--port", "0", "--slots", "2", *options], cwd=ROOT, text=True,

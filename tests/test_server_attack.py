@@ -72,32 +72,9 @@ async def answered(client, fields, extra, stream, leave=False):
     return content, reasoning, logprobs
 
 
-def test_requests_in_any_company_have_the_bits_of_single_runs(small):
-    """Whole and streamed, with equal and different beginnings, some leaving midway; few slots, and caches are kept."""
-    rng = random.Random(1)
-    requests, order = [a_request(rng) for _ in range(80)], rng.sample(range(80), 80)
-
-    async def all_of_them():
-        async def ask(number):
-            async with room:
-                return await answered(client, *requests[number], number % 2 == 0, number % 20 == 0)
-
-        async with served.client(openai.AsyncOpenAI) as client:
-            room = asyncio.Semaphore(24)
-            return await asyncio.gather(*map(ask, order))
-
-    with Served(small, slots=5, longest=400, kept=2**22) as served:
-        answers = dict(zip(order, asyncio.run(all_of_them())))
-        served.idle()
-        assert served.worker.totals["cached_tokens"] > 400
-    assert sum(answer is None for answer in answers.values()) <= 4
-    for number, answer in answers.items():
-        if answer is not None:
-            assert answer == alone(small, *requests[number]), number
-
-
 def test_64_clients(small):
-    """For 4 seconds (FUZZ=15: a minute): no wrong answer, no slot is lost, and memory doesn't grow."""
+    """For 4 seconds (FUZZ=15: a minute): each answer has the bits of a single run, no slot is lost, and memory doesn't
+    grow. Whole and streamed, with equal and different beginnings, some leave midway; caches are kept."""
     rng, seconds = random.Random(2), 4 * FUZZ
     requests = [a_request(rng) for _ in range(40)]
     expected, counts = [alone(small, *request) for request in requests], Counter()
@@ -131,7 +108,7 @@ def test_64_clients(small):
     with Served(small, slots=8, longest=400, kept=2**22, queue=24) as served:
         grown = asyncio.run(all_of_them())
         served.idle()
-        assert served.ask("/metrics")[1].count("qwen3_running 0") == 1
+        assert served.ask("/metrics")[1].count("qwen3_running 0") == 1 and served.worker.totals["cached_tokens"] > 400
     assert counts["wrong"] == counts["accepted"] == 0 and grown < 30e6, (counts, grown)
     assert counts["right"] > 50 and counts["left"] and counts["refused"] and counts["full"], counts
 
@@ -143,7 +120,8 @@ VALUES = [None, True, False, 0, 1, -1, 2**70, 1e308, 0.5, "", "x", "\ud800", [],
 def test_requests_of_any_shape(served):
     """Fields with values of any kind: answered or refused, and the next good request is answered."""
     rng = random.Random(3)
-    good = {"/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT),
+    good = {
+        "/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT),
         "/v1/completions": ({"prompt": "The", "max_tokens": 1}, COMPLETION_FIELDS),
         "/v1/responses": ({"input": "x", "max_output_tokens": 1}, FIELDS),
         "/v1/embeddings": ({"input": "x"}, ("encoding_format", "dimensions")),
@@ -171,16 +149,10 @@ def malformed(rng):
 
     good = json.dumps({"messages": FRANCE, "max_tokens": 1}).encode()
     noise = rng.randbytes(rng.randrange(1, 200))
-    key = rng.choice(["messages", "max_tokens", "temperature", "stop", "logit_bias", "tools", "response_format", "n"])
-    value = rng.choice([-1.5, [[]], {"a": {}}, [None], {"type": "json_schema"}])
     return rng.choice([
         lambda: post(good[:rng.randrange(len(good))]), lambda: post(noise), lambda: post(good + noise),
-        lambda: post(b"[" * rng.randrange(10**5)), lambda: post(b'{"a":' * 5000),
-        lambda: post(b'"%s"' % (b"a" * 10**5)),
-        lambda: post(good.replace(b'"user"', b'"\xff"')), lambda: post(good.replace(b"1}", b"1" * 5000 + b"}")),
-        lambda: post(json.dumps({"messages": FRANCE, "max_tokens": 1, key: value}).encode()),
-        lambda: post(json.dumps({"prompt": rng.choice([None, 3, {}, [[]], [-1], [2**40], [None], [True]])}).encode(),
-                     b"/v1/completions"),
+        lambda: post(b"[" * rng.randrange(10**5)), lambda: post(good.replace(b'"user"', b'"\xff"')),
+        lambda: post(good.replace(b"1}", b"1" * 5000 + b"}")),
         lambda: post(good, b"/v1/" + rng.choice([b"chat", b"%00", b"../v1", b"\xc3\xa9"])),
         lambda: post(good, headers=b"no colon\r\n"), lambda: post(good, headers=b"A: %s\r\n" % (b"b" * 10**6)),
         lambda: post(good, headers=b"Host: evil.org\r\n"), lambda: post(good, headers=b"Origin: null\r\n"),

@@ -17,10 +17,10 @@ import pytest
 
 import qwen3_server
 from configs import ROOT
-from helpers import WEATHER, assert_one_line, message_of, with_engine
+from helpers import WEATHER, assert_one_line, message_of
 from qwen3_lib.app.openai import Refusal
 from qwen3_lib.generation.batch import Batch
-from serving import FRANCE, PARIS, Served, endless, openai, started, streamed, until, web
+from serving import FRANCE, PARIS, Served, endless, openai, received, started, streamed, until, web
 from qwen3_lib.server import rendering, vetting
 from qwen3_lib.server.rendering import Renderer
 from tokenizer_utils import Tokenizer
@@ -51,32 +51,21 @@ def test_a_salt_hides_what_others_have_asked(demo):
 
 
 def test_too_much_at_once_is_refused_for_a_moment(demo, monkeypatch):
-    """New schemas, and conversations: where others take the time."""
+    """New schemas, and conversations: where others take the time, or as many wait as may wait."""
     monkeypatch.setattr(vetting, "WAIT", 0.01)
     monkeypatch.setattr(rendering, "RENDERING_SECONDS", 0.01)
-    renderer = Renderer(demo.tokenizer, "demo")
+    renderer, new = Renderer(demo.tokenizer, "demo"), {"schema": {"enum": ["new"]}}
     with Served(dataclasses.replace(demo, tokenizer=renderer)) as served:
-        for lock, fields in ((vetting.ONE_CHILD, {"schema": {"enum": ["new"]}}), (renderer.lock, {})):
+        for lock, fields in ((vetting.ONE_CHILD, new), (renderer.lock, {})):
             with lock:
                 status, value, headers = served.ask("/v1/chat/completions", {"messages": FRANCE} | fields)
             assert status == 503 and headers["retry-after"] and "try again" in value["error"]["message"]
             assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | fields)[0] == 200
-        monkeypatch.setattr(vetting, "WAITING", threading.Semaphore(0))  # as many wait as may wait
-        for word, status in (("newer", 503), ("new", 200)):
-            fields = {"messages": FRANCE, "max_tokens": 1, "schema": {"enum": [word]}}
-            assert served.ask("/v1/chat/completions", fields)[0] == status
+        monkeypatch.setattr(vetting, "WAITING", threading.Semaphore(0))
+        fields = {"messages": FRANCE, "max_tokens": 1, "schema": {"enum": ["newer"]}}
+        assert served.ask("/v1/chat/completions", fields)[0] == 503
     renderer.child.kill()
     renderer.child.wait()
-
-
-@pytest.fixture
-def slow(demo):
-    """The bundled model with 20 tokens in a second."""
-    def logits_of(*args):
-        time.sleep(0.05)
-        return demo.engine.logits_of(*args)
-
-    return with_engine(demo, logits_of=logits_of)
 
 
 def test_clients_that_leave_free_their_slots(demo):
@@ -102,10 +91,7 @@ def test_a_stopping_server_gives_up_answers_and_takes_no_more(demo):
         served.worker.ends_at = time.monotonic()
         assert connection.recv(100).startswith(b"HTTP/1.1 503 ")
         assert served.ask("/v1/completions", {"prompt": "x"})[0] == 503
-        text = b""
-        while b"stopping" not in text:
-            assert (part := stream.recv(2**16))
-            text += part
+        received(stream, b"stopping")
     with pytest.raises(Refusal, match="has failed"):  # its thread has ended
         asyncio.run(served.worker.do(lambda: 1))
 
@@ -117,12 +103,7 @@ def test_the_queue_and_the_time_are_limited(demo):
             status, value, headers = served.ask("/v1/completions", {"prompt": "x"})
             assert status == 429 and headers["retry-after"] and value["error"]["type"] == "rate_limit_error"
             assert second.recv(100).startswith(b"HTTP/1.1 504 ")
-            text = b""
-            while part := first.recv(2**16):
-                text += part
-                if b'"timeout"' in text:
-                    break
-            assert b"[DONE]" not in text
+            assert b"[DONE]" not in received(first, b'"timeout"')
         served.idle()
 
 
@@ -145,8 +126,7 @@ KEYS = {"Bearer secret": 200, "bearer secret": 200, "BEARER  secret": 200, None:
 def test_the_key_opens_the_paths_in_every_form_and_nothing_else_does(demo):
     with Served(demo, hosts=None, key="secret") as served:
         for path in ("/v1/models", "/v1/models/demo", "/v1/models?/health", "/v1/models#/health", "/metrics",
-                     "/health/x",
-                     "//health", "/health/../v1/models"):
+                     "/health/x", "//health", "/health/../v1/models"):
             for host in ("localhost", "localhost:/health?", "localhost/?", "x/health#"):
                 for key, expected in KEYS.items():
                     status, _, _ = served.ask(path, headers={"Host": host} | ({"Authorization": key} if key else {}))
@@ -270,7 +250,7 @@ step = Batch.step
 def slow(self):
     time.sleep(float(sys.argv[1]))
     return step(self)
-Batch.step, qwen3_server.GRACE, qwen3_server.LAST = slow, float(sys.argv[2]), 4
+Batch.step, qwen3_server.GRACE, qwen3_server.LAST = slow, float(sys.argv[2]), 1.5
 sys.exit(qwen3_server.main(sys.argv[3:]))
 """
 
@@ -282,14 +262,12 @@ def test_signals_end_the_process_whatever_runs(seconds, grace, signals, status, 
     """A pass that never ends is given up after the grace; a second signal sends running streams their error."""
     process, lines = started(program=("-c", SLOW, str(seconds), str(grace)))
     try:
-        port, text = int(lines[-1].rpartition(":")[2].partition("/")[0]), b""
+        port = int(lines[-1].rpartition(":")[2].partition("/")[0])
         connection = socket.create_connection(("127.0.0.1", port), timeout=30)
         body = b'{"prompt": "once", "max_tokens": 5000, "stream": true, "ignore_eos": true}'
         connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n%s" % (
             len(body), body))
-        while (b"200 OK" if status else b"data") not in text:
-            assert (part := connection.recv(2**16))
-            text += part
+        text = received(connection, b"200 OK" if status else b"data")
         waiting = socket.create_connection(("127.0.0.1", port), timeout=30)
         if seconds == 1000:
             waiting.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 14\r\n\r\n"
@@ -320,7 +298,7 @@ TEMPLATES = [  # from strangers
 def test_a_template_that_never_ends_is_given_up(demo, monkeypatch):
     """Or one that writes gigabytes. The next conversation is rendered as before."""
     monkeypatch.setattr(rendering, "child_of", lambda name: vetting.child_of(name) | {
-        "args": [sys.executable, "-P", "-c", f"import {name} as room; room.SECONDS = 1; room.main()"]})
+        "args": [sys.executable, "-P", "-c", f"import {name} as room; room.RENDERING_SECONDS = 0.3; room.main()"]})
     for template in TEMPLATES:
         renderer = Renderer(Tokenizer(demo.tokenizer.backend, template), "strangers")
         assert_one_line(message_of(renderer.apply_chat_template, FRANCE), "the chat template")

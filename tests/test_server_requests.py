@@ -23,13 +23,9 @@ from tokenizer_utils import InputError, Tokenizer
 
 
 @pytest.mark.parametrize("options, expected", [
-    ({"extra_body": {"enable_thinking": False}}, (PARIS, "stop")),
-    ({"reasoning_effort": "none"}, (PARIS, "stop")),
     ({"extra_body": {"chat_template_kwargs": {"enable_thinking": False}}, "stop": [" is Par", "x"]},
      ("The capital of France", "stop")),
-    ({"extra_body": {"enable_thinking": False}, "max_tokens": 3}, ("The capital of", "length")),
-    ({"extra_body": {"enable_thinking": False}, "max_completion_tokens": 2, "stop": "apex"}, ("The capital", "length")),
-])
+    ({"reasoning_effort": "none", "max_completion_tokens": 2, "stop": "apex"}, ("The capital", "length"))])
 def test_options(client, options, expected):
     for stream in (False, True):
         got = client.chat.completions.create(model="m", messages=FRANCE, stream=stream, **options)
@@ -40,7 +36,7 @@ def test_options(client, options, expected):
         assert (content, reason) == expected
 
 
-def test_choices_bias_prefill_and_roles(client, demo):
+def test_choices_prefill_and_roles(client):
     """Each of n answers is drawn with a seed of its own: that of a single request."""
     same = {"messages": FRANCE, "model": "m", "temperature": 9, "max_tokens": 12}
     several = client.chat.completions.create(n=3, seed=5, **same)
@@ -48,10 +44,6 @@ def test_choices_bias_prefill_and_roles(client, demo):
     for i, choice in enumerate(several.choices):
         alone = client.chat.completions.create(seed=5 + i, **same)
         assert choice.message == alone.choices[0].message and choice.index == i
-    dot = str(demo.tokenizer.encode(".")[0])
-    biased = client.chat.completions.create(model="m", messages=FRANCE, reasoning_effort="none", max_tokens=9,
-                                            logit_bias={dot: -100})
-    assert "." not in biased.choices[0].message.content
     begun = [{"role": "developer", "content": "Be brief."}, *FRANCE, {"role": "assistant", "content": "The capital of"}]
     for fields in {}, {"continue_final_message": True, "add_generation_prompt": False}:
         [choice] = client.chat.completions.create(model="m", messages=begun, extra_body=fields).choices
@@ -61,18 +53,12 @@ def test_choices_bias_prefill_and_roles(client, demo):
 
 
 def test_loops_end_on_request(client, monkeypatch):
+    """With OpenAI's word for the reason."""
     monkeypatch.setattr(StopLoops, "LEAST", 200)
     form = {"type": "regex", "pattern": "(The quick brown fox jumps over the lazy dog[.] ){40}"}
-    asked = {"model": "m", "messages": FRANCE, "extra_body": {"response_format": form, "enable_thinking": False}}
-    whole = client.chat.completions.create(**asked).choices[0]
-    assert whole.message.content.count("dog") == 40
-    asked["extra_body"]["stop_loops"] = True
-    ended = client.chat.completions.create(**asked)
+    asked = {"response_format": form, "enable_thinking": False, "stop_loops": True}
+    ended = client.chat.completions.create(model="m", messages=FRANCE, extra_body=asked)
     assert ended.choices[0].finish_reason == "stop" and 200 < ended.usage.completion_tokens < 400
-    assert whole.message.content.startswith(ended.choices[0].message.content)
-    assert streamed(client.chat.completions.create(stream=True, **asked))[3] == ["stop"]
-    with pytest.raises(openai.BadRequestError, match="stop_loops"):
-        client.chat.completions.create(**asked | {"extra_body": {"stop_loops": "yes"}})
 
 
 def test_tools(client):
@@ -115,19 +101,11 @@ def test_strict_tools_and_schemas_beside_tools(client):
     assert caught.value.param == "tools"
 
 
-def test_a_schema_that_is_not_given_is_any_object(client):
-    form = {"type": "json_schema", "json_schema": {"name": "x"}}
-    [choice] = client.chat.completions.create(model="m", messages=FRANCE, response_format=form, max_tokens=1,
-                                              reasoning_effort="none").choices
-    assert choice.message.content.startswith("{")
-
-
-@pytest.mark.parametrize("fields, think", [
-    ({"reasoning_effort": "high", "enable_thinking": False}, False),
-    ({"reasoning_effort": "none", "enable_thinking": True}, True), ({"reasoning_effort": "none"}, False)])
-def test_enable_thinking_wins_over_reasoning_effort(served, demo, fields, think):
-    expected = demo.tokenizer.apply_chat_template(FRANCE, enable_thinking=think)
-    assert served.ask("/apply-template", {"messages": FRANCE} | fields)[1]["prompt"] == expected
+def test_enable_thinking_wins_over_reasoning_effort(served, demo):
+    for effort, think in (("high", False), ("none", True)):
+        body = {"messages": FRANCE, "reasoning_effort": effort, "enable_thinking": think}
+        expected = demo.tokenizer.apply_chat_template(FRANCE, enable_thinking=think)
+        assert served.ask("/apply-template", body)[1]["prompt"] == expected
 
 
 def test_the_items_of_a_response_go_back_as_messages_of_a_chat(demo):
@@ -157,7 +135,6 @@ def newer(demo):
 
 @pytest.mark.parametrize("fields, begin", [
     ({}, "Effort: xhigh\n"), ({"reasoning_effort": "high"}, "Effort: xhigh\n"),
-    ({"reasoning_effort": "max"}, "Effort: xhigh\n"),
     ({"reasoning_effort": "low"}, "Effort: low\n"), ({"reasoning_effort": "medium"}, ""),
     ({"reasoning_effort": "none"}, ""), ({"enable_thinking": False}, ""),
     ({"chat_template_kwargs": {"reasoning_effort": "low"}}, "Effort: low\n"),
@@ -258,13 +235,6 @@ def test_tools_and_schemas_of_nested_classes_end(client):
         assert max(len(filled.start.name), len(filled.end.name)) <= 9
 
 
-def test_a_schema_that_cannot_be_used_is_refused_by_name(client):
-    with pytest.raises(openai.BadRequestError) as caught:
-        client.chat.completions.create(model="m", messages=FRANCE, response_format={
-            "type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "string", "pattern": "(?=a)b"}}})
-    assert caught.value.param == "response_format" and "look-around" in caught.value.message
-
-
 # ---- Plain text, tokens, vectors -------------------------------------------------------------------------------------
 
 def test_plain_text(client, demo):
@@ -302,18 +272,15 @@ def test_vectors_and_scores(embedder, reranker):
             data = [np.frombuffer(base64.b64decode(each.embedding), "<f4") if form == "base64" else each.embedding
                     for each in got.data]
             np.testing.assert_array_equal(np.array(data, np.float32), vectors)
-        assert got.usage.prompt_tokens == sum(len(model.tokenizer.encode(text)) for text in texts)
-        assert served.ask("/tokenize", {"content": "a"})[1]["max_model_len"] == model.config.context_length
-        counts = [served.ask("/tokenize", {"content": text})[1]["count"] for text in texts]
-        assert sum(counts) == got.usage.prompt_tokens  # with the ending of each text
-        for path, body in (("/v1/embeddings", {"input": LONG}), ("/rerank", {"query": "x", "texts": [LONG]})):
+        told = [served.ask("/tokenize", {"content": text})[1] for text in texts]
+        assert {each["max_model_len"] for each in told} == {model.config.context_length}
+        assert sum(each["count"] for each in told) == got.usage.prompt_tokens  # with the ending of each text
+        for path, body, words in (("/v1/embeddings", {"input": LONG}, "context"),
+                                  ("/rerank", {"query": "x", "texts": [LONG]}, "context"),
+                                  ("/v1/chat/completions", {"messages": FRANCE}, "embedding model")):
             status, value, _ = served.ask(path, body)
-            assert (status, value["error"]["code"]) == (400, "context_length_exceeded")
-        status, value, _ = served.ask("/v1/chat/completions", {"messages": FRANCE})
-        assert status == 400 and "embedding model" in value["error"]["message"]
-        assert str(embedder) not in json.dumps(value)
+            assert status == 400 and words in value["error"]["message"] and str(embedder) not in json.dumps(value)
         status, value, _ = served.ask("/rerank", {"query": "home", "texts": texts})
-        assert status == 200 and [each["score"] for each in value] == sorted((each["score"] for each in value))[::-1]
         searched = vectors @ embed(model, ["home"], SEARCH)[0]
         np.testing.assert_allclose([each["score"] for each in value], np.sort(searched)[::-1], rtol=1e-6)
     model = qwen3.load_model(reranker)
@@ -321,9 +288,9 @@ def test_vectors_and_scores(embedder, reranker):
         scores = rerank(model, "home", texts)
         status, value, _ = served.ask("/v1/rerank", {"query": "home", "documents": texts, "top_n": 2,
                                                      "return_documents": True})
-        assert status == 200 and [each["index"] for each in value["results"]] == np.argsort(-scores)[:2].tolist()
-        assert value["results"][0] == {"index": int(scores.argmax()), "relevance_score": float(scores.max()),
-                                       "document": texts[int(scores.argmax())]}
+        best = int(scores.argmax())
+        assert [each["index"] for each in value["results"]] == np.argsort(-scores)[:2].tolist()
+        assert value["results"][0] == {"index": best, "relevance_score": float(scores[best]), "document": texts[best]}
 
 
 # ---- Bad requests ----------------------------------------------------------------------------------------------------
@@ -331,14 +298,13 @@ def test_vectors_and_scores(embedder, reranker):
 LONG = "to be " * 20_000
 BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/chat/completions", {"messages": FRANCE, "temperature": -1}, 400, "temperature", "temperature"),
-    ("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 0}, 400, "max_tokens", "whole"),
     ("/v1/chat/completions", {"messages": FRANCE, "n": 9}, 400, "n", "8"),
-    ("/v1/chat/completions", {"messages": FRANCE, "stop": [""]}, 400, None, "stop"),
-    ("/v1/chat/completions", {"messages": FRANCE, "stop": {"a": 1}}, 400, None, "stop"),
     ("/v1/chat/completions", {"messages": FRANCE, "logit_bias": {"a": 1}}, 400, "logit_bias", "id"),
     ("/v1/chat/completions", {"messages": FRANCE, "tempurature": 1}, 400, "tempurature", "temperature"),
     ("/v1/chat/completions", {"messages": FRANCE, "tool_choice": "required"}, 400, "tool_choice", "tools"),
     ("/v1/chat/completions", {"messages": FRANCE, "response_format": {"type": "x"}}, 400, "response_format", "json"),
+    ("/v1/chat/completions", {"messages": FRANCE, "response_format": {"type": "regex", "pattern": "(?=a)b"}}, 400,
+     "response_format", "look-around"),
     ("/v1/chat/completions", {"messages": FRANCE, "continue_final_message": True}, 400, "continue_final_message",
      "last"),
     ("/v1/chat/completions", {}, 400, None, "messages"),
@@ -347,17 +313,12 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "assistant", "tool_calls": [
         {"function": {"name": "f", "arguments": "{"}}]}]}, 400, "messages", "message 1"),
     ("/v1/chat/completions", {"messages": FRANCE * 300}, 400, "messages", "context"),
-    ("/v1/completions", {"prompt": "a " * 2000, "stream": True}, 400, "prompt", "context"),
     ("/v1/completions", {"prompt": [5] * 1000}, 400, "prompt", "context"),
     ("/v1/completions", {"prompt": LONG}, 400, None, "context"),
-    ("/v1/chat/completions", {"messages": [{"role": "user", "content": LONG}]}, 400, None, "context"),
-    ("/v1/responses", {"input": LONG}, 400, None, "context"),
     ("/v1/responses", {"input": "a " * 3000}, 400, "input", "context"),
     ("/tokenize", {"content": LONG}, 400, None, "context"),
     ("/v1/completions", {"prompt": ["a"] * 69}, 400, None, "at most 68"),
-    ("/v1/completions", {"prompt": "a", "stop": ["a"] * 65}, 400, "stop", "64"),
     ("/v1/completions", {"prompt": "a", "eos_token_ids": 5}, 400, "eos_token_ids", "list of token ids"),
-    ("/v1/completions", {"prompt": "a", "eos_token_ids": ["a"]}, 400, None, "whole number"),
     ("/v1/chat/completions", {"messages": FRANCE, "schema": 5}, 400, "schema", "JSON Schema"),
     ("/v1/completions", {"prompt": "a", "stop": "a" * 1025}, 400, "stop", "1,024"),
     ("/v1/completions", {"prompt": [10**30]}, 400, None, "range"),
@@ -366,12 +327,9 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/apply-template", {"messages": [{"role": "user", "content": "\ud800"}]}, 400, None, "Unicode"),
     ("/apply-template", b'{"messages": "\xed\xa0\x80"}', 400, None, "Unicode"),
     ("/v1/completions", {"prompt": "x", "suffix": "y"}, 400, "suffix", "supported"),
-    ("/v1/completions", {"prompt": "x", "mirostat": 2}, 400, "mirostat", "supported"),
     ("/v1/responses", {"input": [{"role": "user"}]}, 400, "input", "content"),
     ("/v1/responses", {"input": "x", "background": True}, 400, "background", "supported"),
     ("/v1/completions", b"{", 400, None, "JSON"),
-    ("/v1/completions", b"[" * 10000, 400, None, "JSON"),
-    ("/v1/completions", b"\xff", 400, None, "JSON"),
     ("/v1/completions", b"3", 400, None, "object"),
     ("/v1/completions", b"[" + b"1," * (2**19 + 1) + b"1]", 413, None, "524,289 commas"),
     ("/v1/embeddings", {"input": "x"}, 400, None, "embedding"),
@@ -383,17 +341,12 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/responses", {"input": "x", "tools": [{}]}, 400, "tools", "list"),
     ("/v1/completions", {"prompt": "a", "max_tokens": 0}, 400, "max_tokens", "max_tokens must"),
     ("/v1/completions", {"prompt": "a", "repeat_penalty": 0}, 400, "repeat_penalty", "repeat_penalty must"),
-    ("/v1/chat/completions", {"messages": FRANCE, "thinking_budget": -1}, 400, "thinking_budget",
-     "thinking_budget must"),
     ("/v1/responses", {"input": "x", "max_output_tokens": 0}, 400, "max_output_tokens", "max_output_tokens must"),
-    ("/v1/responses", {"input": "x", "reasoning": {"effort": "much"}}, 400, "reasoning.effort",
-     "reasoning.effort must"),
+    ("/v1/responses", {"input": "x", "reasoning": {"effort": "much"}}, 400, "reasoning.effort", "effort must"),
     ("/v1/responses", {"input": "x", "text": {"format": {"type": "x"}}}, 400, "text.format", "text.format must"),
     ("/v1/responses", {"input": [{"role": "user", "content": "x"}] * 4097}, 400, "input", "input: 4,097 messages"),
     ("/v1/responses", {"input": [{"type": "reasoning", "content": [{"text": 5}]}]}, 400, "input", "not text"),
     ("/v1/chat/completions", {"messages": FRANCE * 4097}, 400, "messages", "at most 4,096"),
-    ("/v1/responses", {"input": "x", "tools": [WEATHER]}, 400, "tools", "name"),
-    ("/v1/responses", {"input": "x", "tool_choice": "required"}, 400, "tool_choice", "tools"),
     ("/v1/responses", {"input": [{"type": "item_reference", "id": "x"}]}, 400, "input", "item_reference"),
     ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "arguments": "{"}]}, 400, "input", "JSON"),
     ("/v1/responses", {"input": [{"type": "function_call", "arguments": "{}"}]}, 400, "input", "tool_calls"),

@@ -10,7 +10,7 @@ import pytest
 
 import qwen3
 import qwen3_numba as fast
-from configs import BASE, HYBRID, HYBRID_MOE, ROOT, VOCABULARY
+from configs import BASE, FRANCE, HYBRID, HYBRID_MOE, ROOT, VOCABULARY
 from fuzzing import fuzz
 from helpers import message_of, random_ids, run_main, with_engine
 from make_random_model import let_head_agree, make_random_model

@@ -42,6 +42,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 
 try:
@@ -52,17 +53,13 @@ try:
 
     from tokenizer_utils import (InputError, Tokenizer, brief, checked_messages, load_tokenizer, read_json_object,
                                  stream_text, with_system)
-    if sys.maxsize < 2**32 or sys.byteorder == "big":
-        raise ImportError("a model's files are larger than 32 bits, and little-endian")
 except (ImportError, KeyboardInterrupt) as error:
     if not (program := Path(sys.argv[0]).name).startswith("qwen3"):  # qwen3_batch.py and the others are programs, too
         raise
-    stopped = isinstance(error, KeyboardInterrupt)
-    print(f"{program}: interrupted" if stopped else f"{program}: {error}; this is Python {sys.version.split()[0]}; it "
-          "needs 3.11 or newer, 64 bits, little-endian; tokenizer_utils.py beside it; and: pip install numpy "
-          "safetensors tokenizers jinja2", file=sys.stderr)
-    sys.exit(130 if stopped else 1)
-
+    print(f"{program}: {error}; this is Python {sys.version.split()[0]}; it needs 3.11 or newer, tokenizer_utils.py "
+          "beside it, and: pip install numpy safetensors tokenizers jinja2" if str(error) else f"{program}: interrupted",
+          file=sys.stderr)
+    sys.exit(1 if str(error) else 130)
 if TYPE_CHECKING:
     from qwen3_lib.generation.completion import Completion
 
@@ -242,8 +239,7 @@ class KVCache:
 
     A full cache grows by a quarter and 64 positions, at most to `max_length`. `token_ids` [capacity]: their tokens.
     """
-    dtype = "f32"  # the number format; faster engines have caches with smaller ones
-    last = -1  # the row of a pass that the next token is drawn from; a cache of several sequences has one for each
+    dtype, kind = "f32", "of the NumPy engine"  # the number format; what a model's caches have in common
     ahead: Any = None  # what an MTP head has read of the tokens: see qwen3_lib/generation/ahead.py
 
     def __init__(self, config: Config, max_length: int | None = None):
@@ -253,11 +249,6 @@ class KVCache:
         self.v = np.empty_like(self.k)
         self.token_ids = np.empty(0, np.int64)
         self.lock = threading.Lock()  # held during a pass, so that threads take turns
-
-    @classmethod
-    def fits(cls, cache: Any) -> bool:
-        """Whether a model whose caches are of this class can work with `cache`."""
-        return type(cache) is cls
 
     def reserve(self, n: int, guesses: int = 0) -> np.ndarray:
         """Makes room for n new tokens -> their positions [n]; the last `guesses` tokens may be cut off again.
@@ -278,10 +269,6 @@ class KVCache:
         new = np.empty((*old.shape[:2], capacity, old.shape[3]), old.dtype)
         new[:, :, :self.length] = old[:, :, :self.length]
         return new
-
-    def parts(self, n: int) -> list[tuple[Self, slice]]:
-        """(cache, rows) of each sequence among the next n tokens: here only one, with all of them."""
-        return [(self, slice(n))]
 
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         """Writes k, v [n_kv_heads, n, head_dim] after the filled part -> attention() of q [n_heads, n, head_dim].
@@ -330,33 +317,33 @@ TokenIds = list[int] | np.ndarray
 
 def embed_tokens(model: Model, ids: np.ndarray) -> np.ndarray:
     """The vectors of tokens [n] -> [n, hidden_size]: rows of embed_tokens, or what a tower has made of a picture."""
-    x, pictures = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0)), model.pictures
-    return x if pictures is None else pictures.add(x, ids, 0)  # a picture's tokens have ids below 0
+    x = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0))
+    return x if model.media is None else model.media.add(x, ids, 0)  # a picture's tokens have ids below 0
 
 
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
 def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarray:
     """Runs token ids [n] through all layers -> the residual stream after the last norm, float32 [n, hidden_size]."""
-    config, w, ids, pictures = model.config, model.weights, np.asarray(token_ids), model.pictures
+    config, w, ids, media = model.config, model.weights, np.asarray(token_ids), model.media
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
     for start in range(0, len(ids), CHUNK):
         now = slice(start, start + CHUNK)
-        cos, sin = rope_tables(config, positions[now] if pictures is None else pictures.positions(cache, ids[now]))
+        where = positions[now] if media is None else media.positions(cache, ids[now], positions[now])
+        cos, sin = rope_tables(config, where)
         x = embed_tokens(model, ids[now])  # rows of embed_tokens [CHUNK, hidden_size]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
-            if pictures is not None:  # Qwen3-VL adds vectors of pictures after its first layers, too
-                pictures.add(x, ids[now], 1 + i)
+            if media is not None:  # Qwen3-VL adds vectors of pictures after its first layers, too
+                media.add(x, ids[now], 1 + i)
         cache.advance(ids[now])
         out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
     return out
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def logits_of(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
-    """forward without its checks."""
-    x = hidden_states(model, token_ids, cache)
-    return linear(x if all_logits else x[cache.last], model.weights["lm_head"])  # the head costs several layers
+def logits_of(model: Model, token_ids: TokenIds, cache: KVCache, rows: Any = -1) -> np.ndarray:
+    """forward without its checks -> the logits after the tokens `rows`, an index of one or more of the new tokens."""
+    return linear(hidden_states(model, token_ids, cache)[rows], model.weights["lm_head"])  # it costs several layers
 
 
 def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
@@ -367,7 +354,8 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
     """
     check_cache(model, cache)
     with cache.lock:
-        return model.engine.logits_of(model, checked_ids(model, token_ids), cache, all_logits)
+        rows = slice(None) if all_logits else -1
+        return model.engine.logits_of(model, checked_ids(model, token_ids), cache, rows)
 
 
 # ---- Sampling: from logits to the next token -------------------------------------------------------------------------
@@ -459,7 +447,7 @@ class Sequence:
         if model.embeds:
             raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
         prompt = checked_ids(model, token_ids)
-        self.pictures = None if model.pictures is None else model.pictures.held(prompt)  # so that they are kept
+        self.media = None if model.media is None else model.media.held(prompt)  # so that they are kept
         self.model, self.processors = model, [*processors]
         self.sampling, self.token_ids = model.sampling.updated(**sampling), list[int]()
         self.finish_reason: str | None = None
@@ -635,7 +623,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
 # Keys of config.json that change the computation; only these values are accepted.
 ONLY = {"hidden_act": "silu", "attention_bias": False, "qkv_bias": False, "mlp_bias": False, "use_qk_norm": True,
         "use_sliding_window": False, "shared_expert_intermediate_size": 0, "partial_rotary_factor": 1.0,
-        "is_causal": True, "use_bidirectional_attention": False}
+        "is_causal": True, "use_bidirectional_attention": False, "rope_type": "default"}
 SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
          "num_key_value_heads", "head_dim")
 
@@ -787,9 +775,12 @@ class Folder:
     def language(self) -> dict[str, Any]:
         """What config.json says of the language model, with transformers' values where it says nothing."""
         raw, kind = self.json("config.json"), self.kind
-        text = ({} if raw.get(kind.text) is None else raw[kind.text]) if kind.text else raw
-        if not isinstance(text, dict):
-            raise InputError(f"{self.path / 'config.json'}: {kind.text} must be an object, not {brief(repr(text))}")
+        text = raw
+        for key in kind.text:
+            found = text.get(key)
+            text = found if found is not None else {} if key == kind.text[-1] else text
+            if not isinstance(text, dict):
+                raise InputError(f"{self.path / 'config.json'}: {key} must be an object, not {brief(repr(text))}")
         text = {"eos_token_id": raw.get("eos_token_id")} | text
         text |= {key: raw[key] for key in ("architectures", "tie_word_embeddings") if key in raw}
         given = {key: value for key, value in text.items() if value is not None}
@@ -803,13 +794,7 @@ class Folder:
         names = found.get("architectures") or []
         if unknown := [name for name in names if name not in known] if isinstance(names, list) else [names]:
             raise InputError(f"{file}: {unsupported('architectures', unknown[0], *known)}")
-        return self.with_rope(self.kind.config(self), rope_of(found))
-
-    def with_rope(self, config: Config, rope: dict[str, Any]) -> Config:
-        """The config with scaled RoPE, which only qwen3_lib computes."""
-        if rope["rope_type"] != "default":
-            raise InputError(f"{self.path / 'config.json'}: {unsupported('rope_type', rope['rope_type'], 'default')}")
-        return config
+        return self.kind.config(self)
 
     def generation(self) -> dict[str, Any]:
         return self.json("generation_config.json")
@@ -834,23 +819,20 @@ class Folder:
 
     def renamed(self, tensors: dict[str, Any]) -> dict[str, Any]:
         """The language model's tensors, without a tower's, by the names in `shapes`."""
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(TOWER)}
+        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(self.kind.tower)}
         for start, ours in self.kind.names.items():
             ours = ours.format(**self.language()) if "{" in ours else ours
             tensors = {ours + name.removeprefix(start) if name.startswith(start) else name: tensor
                        for name, tensor in tensors.items()}
         return tensors
 
-    def shapes(self, config: Config) -> dict[str, tuple[int, ...]]:
-        return self.kind.shapes(config)
-
     def tower(self) -> dict[str, Any]:
-        """The tensors that make vectors of pictures, see qwen3_vision.py."""
-        return {name: tensor for name, tensor in self.mapped().items() if name.startswith(TOWER)}
+        """The tensors that make vectors of pictures or sounds, see qwen3_vision.py."""
+        return {name: tensor for name, tensor in self.mapped().items() if name.startswith(self.kind.tower)}
 
     def tensors(self, config: Config) -> dict[str, Any]:
         """The tensors of `shapes`, see `fitting`."""
-        return fitting(self.stored(), self.shapes(config), config.tie_word_embeddings, self.path)
+        return fitting(self.stored(), self.kind.shapes(config), config.tie_word_embeddings, self.path)
 
     def tokenizer(self) -> Tokenizer:
         return load_tokenizer(self.path)
@@ -888,8 +870,6 @@ def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
             place = place.setdefault("experts", {}).setdefault(int(parts[5]), {})
         place[parts[-1]] = to_float32(tensor)
     weights.setdefault("lm_head", weights["embed_tokens"])
-    # glibc keeps freed blocks up to the size of the largest freed so far. With them, prefill is 1.12 times as fast.
-    np.empty(2**25 - 2**16, np.uint8)
     return weights
 
 
@@ -914,19 +894,20 @@ class ModelType:
     defaults: dict[str, Any]  # transformers' values of keys that config.json lacks
     architectures: tuple[str, ...]
     engine: Engine = Engine()
-    text: str = ""  # the key of the language model's object, beside a tower
+    text: tuple[str, ...] = ()  # the keys that lead to the language model's object; all but the last may be absent
     names: dict[str, str] = field(default_factory=dict)  # how names begin in the files -> in `shapes`
+    tower: tuple[str, ...] = ()  # how the names of a tower's tensors begin
+    media: str = ""  # the module that reads the tower
     seeing: dict[str, Any] = field(default_factory=dict)  # transformers' values for pictures
 
 
-TOWER = "model.visual."  # how the names of a tower's tensors begin
 QWEN3 = ModelType(lambda folder: config_of(folder.language(), folder.path / "config.json"), tensor_shapes, {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "head_dim": 128,
     "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
     "rope_theta": 1e4}, ("Qwen3ForCausalLM",))
-QWEN3_VL = replace(QWEN3, architectures=("Qwen3VLForConditionalGeneration",), text="text_config",
+QWEN3_VL = replace(QWEN3, architectures=("Qwen3VLForConditionalGeneration",), text=("text_config",),
                    defaults=QWEN3.defaults | {"max_position_embeddings": 128000, "rope_theta": 5e5},
-                   names={"model.language_model.": "model."},
+                   names={"model.language_model.": "model."}, tower=("model.visual.",), media="qwen3_vision",
                    seeing={"mrope_section": [24, 20, 20], "deepstack_visual_indexes": [8, 16, 24]})
 MODEL_TYPES = {"qwen3": QWEN3, "qwen3_vl": QWEN3_VL}
 
@@ -943,7 +924,7 @@ class Model:
     max_new_tokens: int | None
     engine: Engine
     embeds: bool = False  # an embedding model or classifier, which can't answer: see qwen3_embed.py
-    pictures: Any = None  # the Pictures of qwen3_vision.py, if the model sees: a picture's tokens have ids below 0
+    media: Any = None  # its Pictures or Sounds, if it sees or hears: see qwen3_vision.py
 
     @property
     def path(self) -> Path:
@@ -973,19 +954,19 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
         folder = open_model(str(name), offline, adapter)
     elif adapter is not None or not os.path.isfile(folder.path / "config.json"):
         raise InputError(f"{name}: no folder with config.json; other models and adapters need the folder qwen3_lib")
-    elif (HERE / "qwen3_5.py").is_file():
-        import qwen3_5
-        folder.types = MODEL_TYPES | qwen3_5.MODEL_TYPES
-    config, pictures = folder.config(), None
-    if isinstance(folder.json("config.json").get("vision_config"), dict) and (HERE / "qwen3_vision.py").is_file():
-        from qwen3_vision import Pictures
-        pictures = Pictures(folder, config)
+    else:
+        for module in ("qwen3_5", "qwen3_asr"):
+            if (HERE / f"{module}.py").is_file():
+                folder.types = folder.types | import_module(module).MODEL_TYPES
+    config, kind = folder.config(), folder.kind
+    beside = kind.media and (HERE / f"{kind.media}.py").is_file()
+    media = import_module(kind.media).media_of(folder, config) if beside else None
     engine = engine if isinstance(engine, Engine) else engine(folder, config)  # chosen by the model's size
-    engine = folder.kind.engine if engine == Engine() else engine
+    engine = kind.engine if engine == Engine() else engine
     text_side: Any = folder.tokenizer() if tokenizer else None
     sampling, longest, ends = generation_defaults(folder)
     return Model(folder, config, engine.load_weights(folder, config), text_side, sampling, ends or config.eos_token_ids,
-                 longest, engine, folder.embeds(), pictures)
+                 longest, engine, folder.embeds(), media)
 
 
 def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int, ...]]:
@@ -1010,7 +991,7 @@ def checked_ids(model: Model, token_ids: TokenIds) -> np.ndarray:
         raise InputError("the prompt is empty")
     if ids.ndim != 1 or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
         raise InputError(f"a prompt must be one list of token ids, not {brief(token_ids, 80)}")
-    outside, known = ids[(ids < 0) | (ids >= model.config.vocab_size)].tolist(), model.pictures or ()
+    outside, known = ids[(ids < 0) | (ids >= model.config.vocab_size)].tolist(), model.media or ()
     if wrong := [i for i in outside if i not in known]:  # a picture's tokens have ids below 0
         raise InputError(f"token id {wrong[0]} is out of range: the model has {model.config.vocab_size} tokens")
     return ids.astype(np.int64)
@@ -1032,7 +1013,7 @@ def checked_number(name: str, value: Any, low: float, high: float) -> float:
 
 def check_cache(model: Model, cache: KVCache) -> None:
     """Raises InputError for the cache of another model or engine."""
-    if not model.engine.new_cache.fits(cache):
+    if model.engine.new_cache.kind != cache.kind:
         raise InputError("this model needs a cache of another class: model.engine.new_cache(model.config)")
     if cache.config != model.config:
         raise InputError("the cache belongs to another model")

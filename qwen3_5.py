@@ -42,7 +42,7 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-from qwen3 import (CHUNK, QWEN3, Config, Engine, Folder, KVCache, Model, ModelType, TokenIds, apply_rope,
+from qwen3 import (CHUNK, QWEN3, QWEN3_VL, Config, Engine, Folder, KVCache, Model, ModelType, TokenIds, apply_rope,
                    checked_number, checked_whole, config_of, embed_tokens, linear, moe, rms_norm, rope_of, rope_tables,
                     swiglu)
 from tokenizer_utils import InputError, brief
@@ -237,6 +237,7 @@ class HybridCache(KVCache):
     snapshots: of no tokens, at borders of turns, before each of the last guesses, and at `length`, in this order.
     """
     config: HybridConfig
+    kind = "of a hybrid"
     plain: type[KVCache] = KVCache  # of a model whose layers all attend, such as the MTP head
 
     def __init__(self, config: HybridConfig, max_length: int | None = None):
@@ -334,12 +335,13 @@ def turn_ends(model: Model, ids: np.ndarray) -> list[int]:
 def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.ndarray:
     """The namesake of qwen3.hidden_states. Keeps the states after the last two turns that end in these tokens."""
     config: Any = model.config
-    w, ids, see = model.weights, np.asarray(token_ids), model.pictures
+    w, ids, media = model.weights, np.asarray(token_ids), model.media
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
     borders = turn_ends(model, ids)
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
         new = ids[start:end]
-        cos, sin = rope_tables(config, positions[start:end] if see is None else see.positions(cache, new))
+        where = positions[start:end]
+        cos, sin = rope_tables(config, where if media is None else media.positions(cache, new, where))
         x = embed_tokens(model, new)  # rows of embed_tokens
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
@@ -351,11 +353,10 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.n
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def logits_of(model: Model, token_ids: TokenIds, cache: HybridCache, all_logits: bool = False,
-              states: bool = False) -> Any:
+def logits_of(model: Model, token_ids: TokenIds, cache: HybridCache, rows: Any = -1, states: bool = False) -> Any:
     """The namesake of qwen3.logits_of. With `states`: (the logits, the hidden_states of all tokens)."""
     x = hidden_states(model, token_ids, cache)
-    logits = linear(x if all_logits else x[cache.last], model.weights["lm_head"])
+    logits = linear(x[rows], model.weights["lm_head"])
     return (logits, x) if states else logits
 
 
@@ -481,13 +482,14 @@ DENSE = ModelType(hybrid_config, tensor_shapes, QWEN3.defaults | {
     "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
     "linear_conv_kernel_dim": 4}, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), ENGINE,
     names={"model.language_model.": "model.", "mtp.layers.0.": "model.layers.{num_hidden_layers}.",
-           "mtp.": "model.layers.{num_hidden_layers}."}, seeing={"mrope_section": [11, 11, 10]})
+           "mtp.": "model.layers.{num_hidden_layers}."}, tower=QWEN3_VL.tower, media=QWEN3_VL.media,
+                  seeing={"mrope_section": [11, 11, 10]})
 SPARSE = replace(DENSE, config=partial(hybrid_config, sparse=True), defaults=DENSE.defaults | {
     "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, "num_experts": 256,
     "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},
     architectures=("Qwen3_5MoeForCausalLM", "Qwen3_5MoeForConditionalGeneration"))
-MODEL_TYPES = {"qwen3_5_text": DENSE, "qwen3_5": replace(DENSE, text="text_config"),
-               "qwen3_5_moe_text": SPARSE, "qwen3_5_moe": replace(SPARSE, text="text_config")}
+MODEL_TYPES = {"qwen3_5_text": DENSE, "qwen3_5": replace(DENSE, text=("text_config",)),
+               "qwen3_5_moe_text": SPARSE, "qwen3_5_moe": replace(SPARSE, text=("text_config",))}
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ from qwen3_lib.generation.pictures import messages_and_pictures
 from qwen3_lib.io.errors import encoded
 from qwen3_lib.io.pooling import SEARCH, normalized, recipe_of
 from qwen3_lib.io.progress import progress
-from qwen3_vision import Picture, prompt_ids
+from qwen3_vision import Picture, prompt_ids, sees
 
 __all__ = ["SEARCH", "InputError", "Labels", "Model", "classify", "embed", "load_model", "rerank"]
 
@@ -89,7 +89,7 @@ def embed(model: Model, texts: Iterable[str | Seen], instruction: str | None = N
     size = recipe.width if dimensions is None else dimensions
     if checked_whole("dimensions", size, 1) > recipe.width:
         raise InputError(f"dimensions must be at most {recipe.width}, not {size}")
-    seeing = model.pictures is not None
+    seeing = sees(model)
     task = recipe.prompt(prompt)
     if instruction is not None:
         task = instruction if seeing else f"Instruct: {instruction}\nQuery:"
@@ -148,7 +148,7 @@ def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], ins
     if model.embeds and not (head and head.kind == SEQUENCE and len(head.labels) == 1):
         raise InputError(f"{model.path}: an embedding model, not a reranker; compare the vectors of embed(), or take a "
                          "model such as Qwen/Qwen3-Reranker-0.6B")
-    seeing, shown = model.pictures is not None, list[Picture]()
+    seeing, shown = sees(model), list[Picture]()
     checked_texts([query], "the query", seeing)
     documents = checked_texts(documents, "document", seeing)
     if seeing and len(documents) > SEEN_TOGETHER:
@@ -444,7 +444,7 @@ def run(args: argparse.Namespace) -> int:
     if bare and (blank := next((i for i, number in enumerate(numbers, 1) if i != number), None)):
         raise InputError(f"{where}: line {blank} is empty and has no vector; --json skips empty lines")
     model = load_main(args)
-    if images and model.pictures is None:
+    if images and not sees(model):
         raise InputError(f"{model.path}: the model can't see: it has no vision tower")
     if args.classify:
         print_labels(texts, numbers, classify(model, texts, args.truncate), args.json)

@@ -136,15 +136,12 @@ class KVCache(qwen3.KVCache):
     k, v uint16 [n_layers, n_kv_heads, capacity, row_size].
     """
     dtype, stored, units = "f16", F16, 1.0  # units: of 16 bits, for each number
+    kind = "of the fast engine"
 
     def __init__(self, config: Config, max_length: int | None = None):
         super().__init__(config, max_length)
         shape = (*self.k.shape[:3], int(padded(config.head_dim, 32) * self.units))
         self.k, self.v = np.empty(shape, np.uint16), np.empty(shape, np.uint16)
-
-    @classmethod
-    def fits(cls, cache: Any) -> bool:
-        return isinstance(cache, KVCache) and isinstance(cache, StateCache) == issubclass(cls, StateCache)
 
     def _resized(self, old: np.ndarray, capacity: int) -> np.ndarray:
         new = aligned((*old.shape[:2], capacity, 2 * old.shape[3])).view(np.uint16)
@@ -173,7 +170,7 @@ class Int8Cache(KVCache):
 
 
 CACHES = {cache.dtype: cache for cache in (KVCache, Bf16Cache, RoundedCache, F32Cache, Int8Cache)}
-HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache), {"plain": cache})
+HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache), {"plain": cache, "kind": "of a fast hybrid"})
                  for dtype, cache in CACHES.items()}
 KV_DTYPES = "f16", "bf16", "f32", "int8"
 ACTIVATIONS = "f32", "bf16"  # to which vectors may be rounded before they are multiplied with weights of bf16
@@ -246,14 +243,13 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int) ->
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, all_logits: bool = False,
-              states: bool = False) -> Any:
+def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, rows: Any = -1, states: bool = False) -> Any:
     """The namesake of qwen3.logits_of, and of qwen3_5.logits_of.
 
     A token's logits depend on the tokens before it and on nothing else, bit for bit.
     """
-    rows, eps = np.arange(len(token_ids)), model.config.rms_norm_eps
-    wanted, hidden, logits = rows if all_logits else rows[cache.last], list[np.ndarray](), list[np.ndarray]()
+    wanted, eps = np.arange(len(token_ids))[rows], model.config.rms_norm_eps
+    hidden, logits = list[np.ndarray](), list[np.ndarray]()
     for x, some in passes(model, token_ids, cache, np.atleast_1d(wanted)):
         logits.append(some)
         hidden += [rms_norm(x, model.weights.layers.norm, eps)] if states else []
@@ -292,7 +288,7 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
 
     -> (x [m, hidden_size], logits [n, vocab_size]) of each pass, the logits of the tokens `wanted` among all.
     """
-    ids, w, see = np.asarray(token_ids), model.weights, model.pictures
+    ids, w, media = np.asarray(token_ids), model.weights, model.media
     caches, counts = getattr(cache, "caches", [cache]), getattr(cache, "counts", [len(ids)])
     positions, sequences = cache.reserve(len(ids)), np.repeat(np.arange(len(caches)), counts)
     rows = np.rec.fromarrays((sequences, positions), ROW)
@@ -301,9 +297,9 @@ def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
         now = slice(start, end)
         x, here = embed_tokens(model, ids[now]), wanted[(wanted >= start) & (wanted < end)] - start
         places, deepen = positions[now], []
-        if see is not None:
-            places = see.positions(cache, ids[now])
-            deepen = [partial(see.add, x, ids[now], 1 + i) for i in range(len(see.config.deepstack_visual_indexes))
+        if media is not None:
+            places = media.positions(cache, ids[now], places)
+            deepen = [partial(media.add, x, ids[now], 1 + i) for i in range(media.deep)
                       if ids[now].min() < 0]  # a picture's tokens
         batch = batch_of(w, x, rope_tables(model.config, places), caches, rows[now], here)
         logits = run_layers(w, batch, caches, deepen)

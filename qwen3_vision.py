@@ -286,6 +286,11 @@ class Pictures:
             raise InputError(f"{where}this vision_config is not supported: {brief(raw, 400)}")
         return VisionConfig(**sizes, deepstack_visual_indexes=tuple(deep), rope_theta=theta)
 
+    @property
+    def deep(self) -> int:
+        """After how many of the first layers `add` adds something."""
+        return len(self.config.deepstack_visual_indexes)
+
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
         found = {name.removeprefix("model.visual."): to_float32(each) for name, each in self.folder.tower().items()}
@@ -335,10 +340,21 @@ class Pictures:
                 x[row] = vectors[which, place] + (x[row] if which else 0)
         return x
 
-    def positions(self, cache: Any, ids: np.ndarray) -> np.ndarray:
-        """Of the next tokens [n] of a cache: the position by which each pair of RoPE turns [n, rope_dim / 2]."""
-        found = [mrope_positions(one.token_ids[:one.length], ids[rows]) for one, rows in cache.parts(len(ids))]
+    def positions(self, cache: Any, ids: np.ndarray, plain: np.ndarray) -> np.ndarray:
+        """Of the next tokens [n] of a cache, at `plain` [n]: by what each pair of RoPE turns [n, rope_dim / 2]."""
+        parts = cache.parts(len(ids)) if hasattr(cache, "parts") else [(cache, slice(None))]  # of Caches, or one
+        found = [mrope_positions(one.token_ids[:one.length], ids[rows]) for one, rows in parts]
         return np.take(np.concatenate(found), self.axes, axis=1)
+
+
+def media_of(folder: Folder, config: Config) -> Pictures | None:
+    """A model's Pictures, or None if it has no tower."""
+    return Pictures(folder, config) if isinstance(folder.json("config.json").get("vision_config"), dict) else None
+
+
+def sees(model: Model) -> bool:
+    """Whether a model sees pictures."""
+    return isinstance(model.media, Pictures)
 
 
 def prompt_ids(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds:
@@ -358,9 +374,9 @@ def prompt_ids(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds
 def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, system: str | None,
          enable_thinking: bool | None, max_tokens: int | None, **options: Any) -> qwen3.Stream:
     """qwen3.chat about pictures in files: the template writes <|image_pad|>, and a picture's ids take its place."""
-    if model.pictures is None:
+    if not sees(model):
         raise InputError(f"{model.path}: the model can't see: it has no vision tower")
-    shown = [model.pictures.show(rgb(file, file), max_pixels) for file in image]
+    shown = [model.media.show(rgb(file, file), max_pixels) for file in image]
     messages = [{"role": "user", "content": "<|vision_start|><|image_pad|><|vision_end|>" * len(shown) + prompt}]
     text = model.tokenizer.apply_chat_template(with_system(messages, system), enable_thinking=enable_thinking)
     ids = prompt_ids(model, model.tokenizer.encode(text, False), shown)
@@ -370,6 +386,7 @@ def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, sy
 
 def main(argv: list[str] | None = None) -> int:
     """qwen3.main, with pictures -> exit status."""
+    sys.modules.setdefault("qwen3_vision", sys.modules[__name__])  # so that load_model imports no second copy
     more = argparse.ArgumentParser(add_help=False)
     more.add_argument("--image", action="append", required=True, metavar="FILE", help="a picture; may be repeated")
     more.add_argument("--max-pixels", type=int, metavar="N", help="of a picture, 1,024 a token (default: 1,048,576)")

@@ -220,7 +220,7 @@ def filled_cache(model, ids):
 def logits_of(model, ids):
     """All logits of ids with an empty cache, by a model or that of a folder or file."""
     model = model if isinstance(model, qwen3.Model) else qwen3.load_model(model)
-    return model.engine.logits_of(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    return model.engine.logits_of(model, ids, model.engine.new_cache(model.config), slice(None))
 
 
 def random_ids(n, seed=0, vocab_size=BASE["vocab_size"]):

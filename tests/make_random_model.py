@@ -102,7 +102,7 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     sizes = source.config()
     if text.get("mtp_num_hidden_layers"):
         sizes = replace(sizes, mtp_num_hidden_layers=1)
-    shapes, behind = source.shapes(sizes), f"model.layers.{sizes.num_hidden_layers}."
+    shapes, behind = source.kind.shapes(sizes), f"model.layers.{sizes.num_hidden_layers}."
     (out / "config.json").write_text(json.dumps(config, indent=2))
     scales = (HYBRID_SCALES if isinstance(sizes, HybridConfig) else {}) | dict(scales)
     if config.get("tie_word_embeddings"):

@@ -56,7 +56,7 @@ def make_adapter(folder, sizes, rank=4, alpha=16, dtype=np.float32, root="base_m
 
 
 def logits(model):
-    return model.engine.logits_of(model, IDS, model.engine.new_cache(model.config), all_logits=True)
+    return model.engine.logits_of(model, IDS, model.engine.new_cache(model.config), slice(None))
 
 
 @pytest.fixture

@@ -34,7 +34,7 @@ pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:Deprec
 
 def saying(model, script):
     """The model with a forward pass after which the tokens of `script`, and no others, follow any prompt."""
-    def logits_of(model, token_ids, cache, all_logits=False):
+    def logits_of(model, token_ids, cache, rows=-1):
         cache.reserve(len(token_ids))
         cache.advance(np.asarray(token_ids))
         logits = np.zeros((1, model.config.vocab_size), np.float32)
@@ -374,11 +374,11 @@ def test_tokens_behind_a_stop_text_are_not_kept(demo, stop, lookup):
     prompt = ids = demo.tokenizer.encode(text)
     whole = np.array([*prompt, *ids, demo.eos_token_ids[0], *[0] * 9])
 
-    def logits_of(model, token_ids, cache, all_logits=False):  # whole, and nothing else, is certain
+    def logits_of(model, token_ids, cache, rows=-1):  # whole, and nothing else, is certain
         following = whole[cache.reserve(len(token_ids)) + 1]
         cache.advance(np.asarray(token_ids))
         logits = np.float32(following[:, None] == np.arange(model.config.vocab_size))
-        return logits if all_logits else logits[cache.last]
+        return logits[rows]
 
     answer = Completion(with_engine(demo, logits_of=logits_of), prompt, stop=stop, lookup=lookup, logprobs=0)
     answer.finish()

@@ -155,8 +155,8 @@ def test_the_text_of_an_answer_can_be_read_while_it_grows(demo):
 
 
 def test_a_request_that_fails_leaves_the_others_alone(model):
-    def logits_of(model_, ids, cache, all_logits=False):
-        logits = model.engine.logits_of(model_, ids, cache, all_logits)
+    def logits_of(model_, ids, cache, rows=-1):
+        logits = model.engine.logits_of(model_, ids, cache, rows)
         bad = [each.token_ids[0] == 7 for each in cache.caches]
         return np.where(np.array(bad)[:, None], np.nan, logits)
 

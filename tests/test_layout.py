@@ -28,7 +28,7 @@ for folder, (quantize, kv_dtype) in itertools.product(folders, [*forms][:int(n_f
     model = load_model(folder, quantize, int(threads), kv_dtype)
     caches = [model.engine.new_cache(model.config) for _ in range(3)]
     for counts in (70, 1, 260), (1, 1, 1), (9, 1, 2):
-        model.engine.logits_of(model, np.arange(sum(counts)) % 300, Caches(caches, counts), True)
+        model.engine.logits_of(model, np.arange(sum(counts)) % 300, Caches(caches, counts), slice(None))
 print("as it should be")
 """
 

@@ -64,7 +64,7 @@ def both(request, tmp_path, monkeypatch):
 
 
 def logits(model):
-    ids = [3, *model.pictures.show(picture_of(PIXELS)).ids, 5, 6]
+    ids = [3, *model.media.show(picture_of(PIXELS)).ids, 5, 6]
     return qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
 
 
@@ -77,7 +77,7 @@ def test_the_same_as_the_folder(both, engine, tmp_path):
     assert ours.keys() == expected.keys()
     assert all(np.array_equal(ours[name].data, expected[name].data) for name in expected)
     model, original = (qwen3.load_model(each, engine(), tokenizer=False) for each in (file, path))
-    assert np.array_equal(model.pictures.axes, original.pictures.axes)
+    assert np.array_equal(model.media.axes, original.media.axes)
     found, exact = logits(model), logits(original)
     assert np.abs(found - exact).max() < (1e-5 if engine is qwen3.Engine else 5e-3) * exact.std()  # norms are rounded
 
@@ -87,7 +87,7 @@ def test_other_formats(both, form, tmp_path):
     """The numbers are those that the gguf package reads."""
     path, file = both
     write_tower(path, tmp_path / "x.mmproj-f16.gguf", form)
-    ours, exact = qwen3.load_model(file, tokenizer=False).pictures.weights, open_model(str(path)).tower()
+    ours, exact = qwen3.load_model(file, tokenizer=False).media.weights, open_model(str(path)).tower()
     for name, tensor in exact.items():
         values = tensor.data.reshape(len(tensor.data), -1) if tensor.data.ndim > 1 else tensor.data
         packed = tensor.data.ndim == 2 and values.shape[1] % 32 == 0
@@ -98,14 +98,14 @@ def test_other_formats(both, form, tmp_path):
 
 def test_a_tower_of_another_model_is_left_alone(both, tmp_path):
     path, file = both
-    assert qwen3.load_model(file, tokenizer=False).pictures is None
+    assert qwen3.load_model(file, tokenizer=False).media is None
     for changes in ({"clip.vision.projection_dim": 7}, {"clip.projector_type": "ldp"},
                     {"clip.vision.projector_type": "ldp"}):
         write_tower(path, tmp_path / "mmproj-b.gguf", **changes)
-        assert qwen3.load_model(file, tokenizer=False).pictures is None
+        assert qwen3.load_model(file, tokenizer=False).media is None
     (tmp_path / "mmproj-c.gguf").write_bytes(b"GGUF")
     assert "mmproj-c.gguf" in message_of(qwen3.load_model, file, tokenizer=False)
     for changes, words in (({"clip.vision.patch_size": 14}, "its config"), ({"clip.vision.block_count": 9}, "blocks.")):
         write_tower(path, tmp_path / "mmproj-a.gguf", **changes)  # the first one that fits counts
         model = qwen3.load_model(file, tokenizer=False)
-        assert words in message_of(model.pictures.show, picture_of(PIXELS))
+        assert words in message_of(model.media.show, picture_of(PIXELS))

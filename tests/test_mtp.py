@@ -115,7 +115,7 @@ def test_a_head_that_copies(hidden, engine, tmp_path):
     the lm_head makes of the next token's embedding, or of the hidden state: what the model itself has drawn."""
     let_head_agree(path := make(HYBRID | HEAD | {"vocab_size": 4096}, tmp_path), hidden=hidden)
     model, ids = qwen3.load_model(path, engine), np.array(random_ids(20, vocab_size=4096))
-    logits, states = model.engine.logits_of(model, ids, model.engine.new_cache(model.config), True, True)
+    logits, states = model.engine.logits_of(model, ids, model.engine.new_cache(model.config), slice(None), True)
     rows, stored = model.engine.rows(model, "embed_tokens", np.arange(4096)), model.folder.stored()
     follows = (rows[ids] * (1 + stored["model.norm.weight"].data) @ rows.T).argmax(axis=-1)
     for i in range(19):

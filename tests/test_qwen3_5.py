@@ -164,9 +164,9 @@ def changed(model, likes, passes=None):
     """The model that likes some tokens more than it did, and notes how many tokens it computes in each pass."""
     compute, noted = model.engine.logits_of, [] if passes is None else passes
 
-    def logits_of(model, token_ids, cache, all_logits=False):
+    def logits_of(model, token_ids, cache, rows=-1):
         noted.append(len(token_ids))
-        return compute(model, token_ids, cache, all_logits) + np.float32(likes)
+        return compute(model, token_ids, cache, rows) + np.float32(likes)
 
     return with_engine(model, logits_of=logits_of)
 

@@ -207,7 +207,7 @@ def test_batches(lengths, tmp_path):
         caches = [model.engine.new_cache(model.config) for _ in lengths]
         pieces = slice(-12), slice(-12, -11), slice(-11, -9), slice(-9, None)
         parts = [[row[piece] for row in ids] for piece in pieces]
-        logits.append([model.engine.logits_of(model, np.concatenate(part), Caches(caches, [*map(len, part)]), True)
+        logits.append([model.engine.logits_of(model, np.concatenate(part), Caches(caches, [*map(len, part)]), slice(None))
                        for part in parts])
     for expected, found in zip(*logits):
         assert distance(found, expected) < 1e-3

@@ -88,12 +88,13 @@ def test_any_way_of_asking(shape, dtype, quantize, kv_dtype, reference, data):
         np.testing.assert_array_equal(logits, np.concatenate([expected[n:n + m] for n, m in zip(done, now)]))
 
 
-def together(model, caches, parts, all_logits=True, guessed=False):
+def together(model, caches, parts, last=False, guessed=False):
     """The logits of new tokens of several sequences, some of which may have none, in one pass."""
     some = [(cache, part) for cache, part in zip(caches, parts) if len(part)]
     counts = [len(part) for _, part in some]
     batch = Caches([cache for cache, _ in some], counts, counts if guessed else None)
-    return model.engine.logits_of(model, np.concatenate([part for _, part in some]), batch, all_logits)
+    return model.engine.logits_of(model, np.concatenate([part for _, part in some]), batch,
+                                  batch.last if last else slice(None))
 
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
@@ -109,7 +110,7 @@ def test_only_the_last_logits(kv_dtype, reference):
         np.testing.assert_array_equal(fast.forward(model, long[:n], model.engine.new_cache(model.config)), whole[n - 1])
     for order in (lengths, lengths[::-1]):
         caches = [model.engine.new_cache(model.config) for _ in order]
-        found = together(model, caches, [long[:n] for n in order], False)
+        found = together(model, caches, [long[:n] for n in order], last=True)
         np.testing.assert_array_equal(found, whole[np.array(order) - 1])
     np.testing.assert_array_equal(fast.forward(model, ids[:5], model.engine.new_cache(model.config)), expected[4])
 

@@ -274,7 +274,7 @@ def test_deepstack_with_no_more_layers_than_vectors(n_layers, tmp_path):
     path = make_seeing(config | {"text_config": config["text_config"] | {"num_hidden_layers": n_layers}}, tmp_path)
     plain, fast = (qwen3.load_model(path, engine) for engine in (qwen3.Engine(), qwen3_numba.engine(kv_dtype="f32")))
     expected, found = (qwen3.forward(model, ids_of(model, random_ids(5), 0, random_ids(5)),
-                                     model.engine.new_cache(model.config), all_logits=True) for model in (plain, fast))
+                                     model.engine.new_cache(model.config), slice(None)) for model in (plain, fast))
     np.testing.assert_allclose(found, expected, atol=1e-4 * expected.std())
 
 
@@ -284,7 +284,7 @@ def ids_of(model, *parts) -> np.ndarray:
 
 
 def show(model, source, max_pixels=None):
-    return model.pictures.show(picture_of(source), max_pixels)
+    return model.media.show(picture_of(source), max_pixels)
 
 
 def answer(model, ids, **options):
@@ -333,12 +333,12 @@ def test_vectors_take_the_place_of_embeddings_and_are_added_behind_layers(model)
     """And the other tokens stay as they are."""
     picture = show(model, PICTURES[0])
     ids = np.array([0, *picture.ids, 0])
-    x = np.random.default_rng(0).standard_normal((len(ids), model.pictures.width))
+    x = np.random.default_rng(0).standard_normal((len(ids), model.media.width))
     for i in range(len(picture.vectors) + 1):
         expected = x.copy()
         if i < len(picture.vectors):
             expected[1:-1] = picture.vectors[i] + (x[1:-1] if i else 0)
-        assert np.array_equal(model.pictures.add(x.copy(), ids, i), expected)
+        assert np.array_equal(model.media.add(x.copy(), ids, i), expected)
 
 
 def test_ids_that_are_no_picture(model):
@@ -465,7 +465,7 @@ def test_weights_that_do_not_fit(path, tmp_path):
         assert words in message_of(show, model, COLOURS)
         assert answer(model, random_ids(5))  # of a text, as any model
     model = qwen3.load_model(path)
-    model.pictures.weights["merger.linear_fc2.bias"] = np.float32(np.nan)
+    model.media.weights["merger.linear_fc2.bias"] = np.float32(np.nan)
     assert "finite" in message_of(show, model, COLOURS)
     edit_json(tmp_path / name / "config.json", {"vision_config": raw["vision_config"] | {"hidden_act": "relu"}})
     assert "vision_config" in message_of(show, qwen3.load_model(tmp_path / name), COLOURS)

@@ -110,13 +110,13 @@ def test_a_response(served, model):
 def test_details_models_and_templates(served, model, demo):
     counts = [served.ask("/v1/chat/completions", {"messages": [asked(as_url(LARGE, detail=detail))], "max_tokens": 1})
               [1]["usage"]["prompt_tokens"] for detail in ("low", None)]
-    assert counts[1] - counts[0] == len(model.pictures.show(picture_of(LARGE)).ids) - len(
-        model.pictures.show(picture_of(LARGE), 2**18).ids)
+    assert counts[1] - counts[0] == len(model.media.show(picture_of(LARGE)).ids) - len(
+        model.media.show(picture_of(LARGE), 2**18).ids)
     assert served.ask("/v1/models")[1]["data"][0]["input_modalities"] == ["text", "image"]
     with Served(model, max_pixels=2**17) as small:
         got = small.ask("/v1/chat/completions", {"messages": [asked(as_url(LARGE))], "max_tokens": 1})
-        assert counts[1] - got[1]["usage"]["prompt_tokens"] == len(model.pictures.show(picture_of(LARGE)).ids) - len(
-            model.pictures.show(picture_of(LARGE), 2**17).ids)
+        assert counts[1] - got[1]["usage"]["prompt_tokens"] == len(model.media.show(picture_of(LARGE)).ids) - len(
+            model.media.show(picture_of(LARGE), 2**17).ids)
     text = served.ask("/apply-template", {"messages": [asked(as_url(PNG))]})[1]["prompt"]
     assert f"{MARK}What is this?" in text
     with Served(demo) as reading:
@@ -156,7 +156,7 @@ def test_limits(served, monkeypatch):
 
     assert "4097 x 4096 pixels; 1 to 16,777,216 can be read" in refusal(as_url(without_pixels(4097, 4096)))[2]
     assert "4096 x 4096" not in refusal(as_url(without_pixels(4096, 4096)))[2]
-    monkeypatch.setattr(served.model.pictures, "recent", [])
+    monkeypatch.setattr(served.model.media, "recent", [])
     seen = []
     monkeypatch.setattr(qwen3_vision, "tower", lambda *pixels: seen.append(1) or tower(*pixels))
     large = [as_url(png_of(1024, 1024, seed=seed)) for seed in (5, 6, 7)]
@@ -167,7 +167,7 @@ def test_limits(served, monkeypatch):
 def test_limits_are_exact(model):
     """32 pictures are taken, and as many tokens as leave room for one more, also in the library."""
     small = png_of(64, 64, seed=20)
-    messages, n = [asked(*[as_url(small)] * 32)], 32 * len(model.pictures.show(picture_of(small)).ids)
+    messages, n = [asked(*[as_url(small)] * 32)], 32 * len(model.media.show(picture_of(small)).ids)
     text, found = openai.chat_prompt(model, {"messages": messages}, openai.Door(n + 1))
     assert len(found) == text.count("<|image_pad|>") == 32
     too_long = f"brings the tokens of all pictures to {n:,}"
@@ -322,8 +322,8 @@ def test_pictures_stay_until_they_are_answered(served, model, monkeypatch):
     thread = threading.Thread(target=lambda: found.append(served.ask("/v1/chat/completions", {
         "messages": [asked(as_url(PNG), as_url(OTHER))], **LIKELIEST})[1]["choices"][0]["message"]["content"]))
     thread.start()
-    until(lambda: len(model.pictures.latest) == 2)
-    model.pictures.latest, _ = [], model.pictures.show(picture_of(png_of(64, 64, seed=10)))
+    until(lambda: len(model.media.latest) == 2)
+    model.media.latest, _ = [], model.media.show(picture_of(png_of(64, 64, seed=10)))
     gc.collect()
     waiting.set()
     thread.join()
@@ -361,7 +361,7 @@ def test_the_largest_size_in_batch_files_and_the_library(model, tmp_path):
         [(ids, _)] = request_of_row(model, JobSettings({"max_pixels": given}), row, 1, tmp_path).answers
         asked_here = qwen3.chat(model, row["messages"], max_pixels=given).prompt_ids
         assert (np.array(ids) < 0).sum() == (asked_here < 0).sum() == \
-            len(model.pictures.show(picture_of(LARGE), most).ids)
+            len(model.media.show(picture_of(LARGE), most).ids)
 
 
 def test_urls_in_messages(model, tmp_path, capfd):

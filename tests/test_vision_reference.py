@@ -78,7 +78,7 @@ def test_towers(name, tmp_path):
         vl_config("8B") | {"vision_config": tower_config(name, 4096 // 16)}
     path = make_random_model(config, tmp_path, "float32")
     theirs = reference(path).model.visual
-    pictures = qwen3.load_model(path, tokenizer=False).pictures
+    pictures = qwen3.load_model(path, tokenizer=False).media
     ours = pictures.config
     for size in ((320, 416), (448, 256)):
         pixels = np.asarray(noise(*size))
@@ -142,8 +142,8 @@ IMAGES = [noise(300, 260), noise(500, 180, 1), noise(190, 420, 2)]  # numbers be
 def told(model, prompt):
     """-> (our ids, the arguments for transformers)"""
     shown = [IMAGES[i] for i in prompt if i < 3]
-    ours = [model.pictures.show(image).ids for image in shown]
-    ids = np.concatenate([[i] if i >= 3 else model.pictures.show(IMAGES[i]).ids for i in prompt])
+    ours = [model.media.show(image).ids for image in shown]
+    ids = np.concatenate([[i] if i >= 3 else model.media.show(IMAGES[i]).ids for i in prompt])
     theirs = torch.tensor(np.where(ids < 0, PAD, ids))[None]
     assert len(ids) == len(prompt) - len(shown) + sum(map(len, ours))
     return ids, {"input_ids": theirs, "mm_token_type_ids": (theirs == PAD).int(), **processed(shown)}

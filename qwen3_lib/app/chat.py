@@ -25,6 +25,7 @@ from qwen3_lib.app.prompt import ReadLine, line_reader, no_echo, read_line, read
 from qwen3_lib.app.terminal import (CYAN, OutputError, Status, banner, cut_note, parameters, print_answer, statistics)
 from qwen3_lib.io.errors import InputError, brief, counted, did_you_mean
 from qwen3_lib.io.writing import write_json
+from qwen3_vision import sees
 
 CHAT_OPTIONS = {name: name for name in (*Sampling.__dataclass_fields__, "seed", "think_budget", "max_pixels",
                                          "stop_loops")}
@@ -244,7 +245,7 @@ class Chat:
 
     def image(self, text: str) -> None:
         """Adds a picture to the next message."""
-        if self.model.pictures is None:
+        if not sees(self.model):
             raise InputError("this model can't see: it has no vision tower")
         self.images = [] if text == "-" else [*self.images, picture_file(file_name(text))] if text else self.images
         remark(f"({self.pictures()})")

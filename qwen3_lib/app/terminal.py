@@ -265,7 +265,7 @@ def engine_name(model: Model) -> str:
 def parameters(folder: Folder, config: Config) -> int:
     """The number of a model's parameters; a tied head counts once."""
     tied = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
-    return sum(map(math.prod, folder.shapes(config).values())) - tied
+    return sum(map(math.prod, folder.kind.shapes(config).values())) - tied
 
 
 def banner(model: Model) -> str:
@@ -279,7 +279,7 @@ def banner(model: Model) -> str:
 def tower_parameters(model: Model) -> int:
     """The number of the vision tower's parameters; 0 if the model has none."""
     with contextlib.suppress(InputError):  # a text needs no tower; the first picture raises the error
-        tensors = {} if model.pictures is None else model.folder.tower()
+        tensors = {} if model.media is None else model.folder.tower()
         return sum(math.prod(tensor.shape) for tensor in tensors.values())
     return 0
 

@@ -131,7 +131,8 @@ class Draft(Proposer):
         new, rng = text[self.cache.length:], copy.deepcopy(sequence.rng)
         for _ in range(n):
             start = time.perf_counter()
-            logits = self.model.engine.logits_of(self.model, new, Caches([self.cache], [len(new)], [len(guess)]))[0]
+            now = Caches([self.cache], [len(new)], [len(guess)])
+            logits = self.model.engine.logits_of(self.model, new, now, [-1])[0]
             token = sample(logits, sequence.sampling, rng, sequence.prompt, sequence.token_ids + guess)
             if len(new) <= self.MOST:  # else it was the prompt's pass
                 self.make += self.PART * (time.perf_counter() - start - self.make)

@@ -8,7 +8,7 @@ from typing import Any
 from qwen3 import Model
 from qwen3_lib.io.errors import TooLong
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
-from qwen3_vision import MAX_PIXELS, MIN_PIXELS, PIXELS_LIMIT, Picture
+from qwen3_vision import MAX_PIXELS, MIN_PIXELS, PIXELS_LIMIT, Picture, sees
 from tokenizer_utils import PICTURES, InputError, is_picture
 
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates write for a picture
@@ -71,7 +71,7 @@ def messages_and_pictures(model: Model, messages: Any, numbered: bool = False, m
 
     def picture_in(part: dict[str, Any], where: str, role: Any) -> Picture:
         nonlocal n
-        if model.pictures is None:
+        if not sees(model):
             raise InputError("the model can't see: it has no vision tower")
         if role == "system":
             raise InputError("a system message can't hold a picture")
@@ -81,10 +81,10 @@ def messages_and_pictures(model: Model, messages: Any, numbered: bool = False, m
         if isinstance(found, Picture):
             return found
         image, sizes = image_of(part), (most_pixels(part, max_pixels), part.get("min_pixels", MIN_PIXELS))
-        if (n := n + math.prod(model.pictures.size(image, *sizes))) >= room:
+        if (n := n + math.prod(model.media.size(image, *sizes))) >= room:
             raise TooLong(f"{where} brings the tokens of all pictures to {n:,}, and the context has {room:,}: lower "
                           "max_pixels (--max-pixels)")
-        return model.pictures.show(image, *sizes)
+        return model.media.show(image, *sizes)
 
     def text_of(part: Any, where: str, role: Any) -> Any:
         if not is_picture(part):
@@ -101,6 +101,6 @@ def messages_and_pictures(model: Model, messages: Any, numbered: bool = False, m
     out = [each | {"content": [text_of(part, f"message {i}", each.get("role")) for part in each["content"]]}
            if isinstance(each, dict) and isinstance(each.get("content"), list) else each
            for i, each in enumerate(messages)]
-    if model.pictures is not None:
-        model.pictures.latest = pictures
+    if sees(model):
+        model.media.latest = pictures
     return out, pictures

@@ -10,7 +10,8 @@ import tokenizers
 
 import qwen3
 import qwen3_5
-from qwen3 import DTYPES, QWEN3, QWEN3_VL, Config, Folder, InputError, Tensor, checked_whole, config_of, fitting
+from qwen3 import (DTYPES, QWEN3, QWEN3_VL, Config, Folder, InputError, Tensor, checked_whole, config_of, fitting,
+                   rope_of)
 from qwen3_lib.io.adapter import Adapted
 from qwen3_lib.io.cores import sharing
 from qwen3_lib.io.errors import brief
@@ -57,7 +58,7 @@ def moe_config(folder: Folder) -> Config:
         raise InputError(f"{file}: num_experts_per_tok = {sizes['num_experts_per_tok']} of num_experts = "
                          f"{sizes['num_experts']} and mlp_only_layers = {brief(dense)} can't be")
     sparse = tuple(i for i in range(config.num_hidden_layers) if (i + 1) % step == 0 and i not in dense)
-    always = folder.kind.text != ""  # a Qwen3-VL reads no norm_topk_prob
+    always = bool(folder.kind.text)  # a Qwen3-VL reads no norm_topk_prob
     return replace(config, **sizes, sparse_layers=sparse, norm_topk_prob=always or bool(found.get("norm_topk_prob")))
 
 
@@ -101,10 +102,12 @@ class Checkpoint(Folder):
             raise InputError(f"{self.path / 'config.json'}: an EAGLE head is not supported; a small model or "
                              "--draft int4 can guess, too")
         self.quantization()
-        return super().config()
+        return with_scaled_rope(super().config(), rope_of(super().language()), self.path / "config.json")
 
-    def with_rope(self, config: Config, rope: dict[str, Any]) -> Config:
-        return with_scaled_rope(config, rope, self.path / "config.json")
+    def language(self) -> dict[str, Any]:
+        """Folder.language, with plain RoPE: `config` scales it."""
+        found = super().language()
+        return found | {"rope_scaling": rope_of(found) | {"rope_type": "default"}}
 
     def generation(self) -> dict[str, Any]:
         """generation_config.json. Raises InputError for unknown methods."""
@@ -128,7 +131,7 @@ class Checkpoint(Folder):
         stored = self.stored()
         if EMBEDDING not in stored:
             stored = {f"model.{name}": tensor for name, tensor in stored.items()}
-        return fitting(stored, self.shapes(config), config.tie_word_embeddings or self.embeds(), self.path)
+        return fitting(stored, self.kind.shapes(config), config.tie_word_embeddings or self.embeds(), self.path)
 
     def tokenizer(self) -> Tokenizer:
         """Raises InputError for a normalizer but NFC. The library applies it to tokens while it reads the file, and one

@@ -216,7 +216,7 @@ def norm_fields(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np.
 
 def stored_tensors(folder: Folder, config: Config) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
     """Name -> shape, name -> tensor in the files. Raises InputError for missing and misshapen ones."""
-    shapes = join_matrices(folder.shapes(config), lambda first, second: (first[0] + second[0], first[1]))
+    shapes = join_matrices(folder.kind.shapes(config), lambda first, second: (first[0] + second[0], first[1]))
     return shapes, (folder.packed(config, shapes, saved_tensor) if isinstance(folder, Quantized) else
                     join_matrices(folder.tensors(config), stacked))
 

@@ -25,7 +25,7 @@ from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.page.page import lines_of_functions, pack
 from qwen3_lib.page.recorder import Pass, Recorder, Step
-from qwen3_vision import MAX_PIXELS, MIN_PIXELS, Picture, fields, mrope_positions, prompt_ids
+from qwen3_vision import MAX_PIXELS, MIN_PIXELS, Picture, fields, mrope_positions, prompt_ids, sees
 from tokenizer_utils import parse_answer
 
 PREFILLS = 5  # passes of the prompt; the page shows their median
@@ -221,7 +221,7 @@ def page_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], lis
     beside the text and the answer.
     """
     n, space = len(options.images), 2 * PAGE_ROOM if options.images else PAGE_ROOM
-    if n and model.pictures is None:
+    if n and not sees(model):
         raise InputError(f"{model.path}: the model can't see: it has no vision tower")
     text = options.prompt if options.raw else model.tokenizer.apply_chat_template(
         [{"role": "user", "content": MARK * n + options.prompt}], enable_thinking=options.enable_thinking)
@@ -235,10 +235,10 @@ def page_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], lis
 
 def made_small(model: Model, source: Any, room: int, max_pixels: int | None) -> Patches:
     """A picture with `room` tokens at most."""
-    image, side = picture_of(source), model.pictures.config.side
-    full = math.prod(model.pictures.size(image, max_pixels))
+    image, side = picture_of(source), model.media.config.side
+    full = math.prod(model.media.size(image, max_pixels))
     pixels = room * side**2
-    picture = model.pictures.show(image, min(max_pixels or MAX_PIXELS, pixels), min(MIN_PIXELS, pixels // 2))
+    picture = model.media.show(image, min(max_pixels or MAX_PIXELS, pixels), min(MIN_PIXELS, pixels // 2))
     return Patches(picture, image.resize((picture.columns * side, picture.rows * side), resample=3), full)
 
 
@@ -312,7 +312,7 @@ def attention_panel(recorder: Recorder, whole: Pass, ids: np.ndarray) -> dict[st
     """Of each layer that attends: attention weights (lower triangles, row by row), scores of heads that copy, pairs of
     q and k before RoPE, and the gates of a Qwen3.5. Of each token: time, row and column; of each pair: which of the
     three turns it."""
-    config, pictures = recorder.model.config, recorder.model.pictures
+    config, pictures = recorder.model.config, recorder.model.media
     maps = np.stack(whole.attention)  # [n_layers, n_heads, n, n]
     rows, columns = np.tril_indices(whole.n)
     cos, sin = qwen3.rope_tables(config, np.array([1]))

@@ -113,7 +113,7 @@ class Recorder:
         now = Pass(len(token_ids))
         self.passes.append(now)
         self._layer = -1
-        logits = self._functions["logits_of"](self.model, token_ids, cache, all_logits)
+        logits = self._functions["logits_of"](self.model, token_ids, cache, slice(None) if all_logits else -1)
         now.logits = logits[-1] if all_logits else logits
         now.seconds = sum(step.seconds for step in now.steps)
         now.length, now.capacity = cache.length, cache.k.shape[2]

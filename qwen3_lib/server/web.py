@@ -34,6 +34,7 @@ from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses, vetting
 from qwen3_lib.server.replies import ChatReply, Reply, event
 from qwen3_lib.server.worker import Job, Worker, stopping
+from qwen3_vision import sees
 
 LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body; seconds until it comes
 MOST_COMMAS = 2**19  # in a body: parsing millions of small values would hold up the others for seconds
@@ -298,7 +299,7 @@ class Server:
     async def models(self, request: Request) -> Response:
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
                  "max_model_len": self.longest,
-                 "input_modalities": ["text"] + ["image"] * (self.worker.model.pictures is not None)}
+                 "input_modalities": ["text"] + ["image"] * sees(self.worker.model)}
         if (wanted := request.path_params.get("name", self.name)) != self.name:
             raise Refusal(404, f"there is no model {brief(wanted)}, but {self.name}", "model", "model_not_found")
         return JSONResponse(about if request.path_params else {"object": "list", "data": [about]})

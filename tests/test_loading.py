@@ -89,13 +89,11 @@ def test_a_folder_without_a_model(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
-@pytest.mark.parametrize("how", ["missing", "a folder", "a link to nothing", "a named pipe"])
+@pytest.mark.parametrize("how", ["missing", "a folder", "a link to nothing"])
 def test_a_file_that_is_not_there(small, name, how):
     (small / name).unlink()
     if how == "a folder":
         (small / name).mkdir()
-    elif how == "a named pipe":
-        os.mkfifo(small / name)
     elif how == "a link to nothing":
         (small / name).symlink_to("../../blobs/gone")
     assert name in message_of(qwen3.load_model, small)
@@ -279,13 +277,6 @@ def test_a_damaged_tensor_is_named(shards):
     assert_one_line(message_of(lambda: list(qwen3.generate(qwen3.load_model(shards), [1, 2], 2))), f"{name} has NaN")
 
 
-@pytest.mark.parametrize("outside", ["../", "/"])
-def test_an_index_that_names_a_file_outside(shards, tmp_path, outside):
-    path = f"../{SHARDS[0]}" if outside == "../" else str(tmp_path / SHARDS[0])
-    edit_json(shards / "model.safetensors.index.json", {"weight_map": {"model.norm.weight": path}})
-    assert "outside" in message_of(qwen3.load_model, shards)
-
-
 @pytest.mark.parametrize("weight_map", [[], [1], "x", 5, {"": ".."}, *(
     {"model.norm.weight": file} for file in (5, "\0.safetensors", "", ["x"]))], ids=repr)
 def test_a_broken_index(shards, weight_map):
@@ -362,11 +353,10 @@ def test_keys_that_change_nothing_are_accepted(tmp_path):
         assert config_of(tmp_path, **changes) == expected
 
 
-def test_without_a_number_of_kv_heads_each_query_head_has_its_own(tmp_path):
-    """As in transformers, for null; where the key is missing, it has 32."""
-    for heads, value, expected in ((4, None, 4), (32, REMOVED, 32), (64, REMOVED, 32)):
-        config = config_of(tmp_path, num_attention_heads=heads, num_key_value_heads=value)
-        assert config.num_key_value_heads == expected
+def test_without_a_number_of_kv_heads_there_are_32(tmp_path):
+    """As in transformers."""
+    for heads in (32, 64):
+        assert config_of(tmp_path, num_attention_heads=heads, num_key_value_heads=REMOVED).num_key_value_heads == 32
 
 
 def test_attn_factor_of_yarn(tmp_path):

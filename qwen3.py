@@ -230,6 +230,28 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCac
                 swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"]))
 
 
+# Parts of the towers that read pictures and sounds: see qwen3_vision.py and qwen3_asr.py.
+
+def dense(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
+    """A linear layer with bias: x [n, inputs] -> [n, outputs]. w: a tower's weights, by their names."""
+    return linear(x, w[f"{name}.weight"]) + w[f"{name}.bias"]
+
+
+def layer_norm(x: np.ndarray, w: dict[str, Any], name: str, eps: float) -> np.ndarray:
+    """x [n, d] shifted to a mean of 0, then as in rms_norm, plus bias (Ba et al. 2016)."""
+    return rms_norm(x - x.mean(axis=-1, keepdims=True), w[f"{name}.weight"], eps) + w[f"{name}.bias"]
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x times the probability that a normally distributed number is below x (Hendrycks & Gimpel 2016)."""
+    z = np.abs(x) * np.float32(0.5 ** 0.5)
+    t, tail = 1 / (1 + np.float32(0.39) * z), np.zeros_like(x)
+    for factor in (-0.227536917, 0.88666352, -0.635398897, 0.649558283, 0.0913888623, 0.235325148):
+        tail = (tail + np.float32(factor)) * t
+    tail *= np.exp(-z * z) * np.float32(0.5)  # erfc(z) / 2, off by less than 1e-8 and float32's rounding
+    return x * np.where(x < 0, tail, 1 - tail)
+
+
 # ---- KV cache: the keys and values of all positions so far -----------------------------------------------------------
 # A token sees only the tokens before it. So nothing computed for a position ever changes: with its k and v kept, a new
 # token costs as much as a prompt of one token, and 2 * layers * n_kv_heads * head_dim * 4 bytes, 229 kB in Qwen3-0.6B.

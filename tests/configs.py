@@ -142,3 +142,28 @@ def seeing_hybrid(config: dict, tower: str) -> dict:
     return SEEING | {"architectures": [name], "model_type": kind, "text_config": text,
                      "tie_word_embeddings": config["tie_word_embeddings"],
                      "vision_config": tower_config(tower, config["hidden_size"])}
+
+SPEECH_TOKENS = {"<|audio_start|>": 4076, "<|audio_pad|>": 4077, "<|audio_end|>": 4078, "<asr_text>": 4079}
+# Qwen3-ASR at 1/8 of its widths: of the tower d_model, layers, heads, FFN; of the text model hidden size, FFN, heads.
+ASR_SIZES = {"0.6B": (112, 4, 2, 448, 128, 384, 2), "1.7B": (128, 5, 2, 512, 256, 768, 4)}
+
+
+def asr_config(size: str, native: bool = False) -> dict:
+    """A Qwen3-ASR as Qwen published it, or, `native`, as transformers has it."""
+    d, layers, heads, inner, hidden, ffn, text_heads = ASR_SIZES[size]
+    audio = {"model_type": "qwen3_asr_encoder" if native else "qwen3_asr_audio_encoder", "num_mel_bins": 128,
+             "d_model": d, "encoder_layers": layers, "encoder_attention_heads": heads, "encoder_ffn_dim": inner,
+             "output_dim": hidden, "activation_function": "gelu", "n_window": 50, "n_window_infer": 800,
+             "downsample_hidden_size": 24, "scale_embedding": False}
+    text = {"model_type": "qwen3", "hidden_size": hidden, "intermediate_size": ffn, "num_hidden_layers": 3,
+            "num_attention_heads": text_heads, "num_key_value_heads": text_heads // 2, "head_dim": 32,
+            "rms_norm_eps": 1e-6, "hidden_act": "silu", "attention_bias": False, "vocab_size": VOCABULARY,
+            "rope_theta": 1000000, "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5],
+                                                    "mrope_interleaved": True},
+            "max_position_embeddings": 8192, "tie_word_embeddings": True}
+    parts = {"audio_config": audio, "text_config": text, "audio_token_id": SPEECH_TOKENS["<|audio_pad|>"]}
+    if native:
+        return {"architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr",
+                "tie_word_embeddings": True, "eos_token_id": [1, 2]} | parts
+    return {"architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr",
+            "support_languages": ["English"], "thinker_config": {"model_type": "qwen3_asr"} | parts}

@@ -65,13 +65,40 @@ def tower_shapes(about: dict) -> dict[str, tuple[int, ...]]:
         "model.visual.pos_embed.weight": (about["num_position_embeddings"], d)}
 
 
+def audio_tower_shapes(about: dict) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of the tensors of a Qwen3-ASR's tower with this audio_config, without a prefix."""
+    d, inner, channels = about["d_model"], about["encoder_ffn_dim"], about["downsample_hidden_size"]
+    pitches = -(-about["num_mel_bins"] // 8)
+    parts: dict[str, tuple[int, ...]] = {"conv2d1": (channels, 1, 3, 3), "ln_post": (d,), "proj1": (d, d),
+                                         "proj2": (about["output_dim"], d)}
+    parts |= dict.fromkeys(("conv2d2", "conv2d3"), (channels, channels, 3, 3))
+    for i in range(about["encoder_layers"]):
+        parts |= {f"layers.{i}.self_attn.{name}_proj": (d, d) for name in ("q", "k", "v", "out")}
+        parts |= {f"layers.{i}.{name}": (d,) for name in ("self_attn_layer_norm", "final_layer_norm")}
+        parts |= {f"layers.{i}.fc1": (inner, d), f"layers.{i}.fc2": (d, inner)}
+    return {f"{name}.weight": shape for name, shape in parts.items()} | {
+        f"{name}.bias": shape[:1] for name, shape in parts.items()} | {"conv_out.weight": (d, channels * pitches)}
+
+
+def hearing(shapes: dict, config: dict) -> dict[str, tuple[int, ...]]:
+    """A Qwen3-ASR's tensors, as Qwen or transformers names them, from those of its language model."""
+    if "thinker_config" in config:
+        tower = audio_tower_shapes(config["thinker_config"]["audio_config"])
+        return {f"thinker.{name}": shape for name, shape in shapes.items()} | {
+            f"thinker.audio_tower.{name}": shape for name, shape in tower.items()}
+    tower = audio_tower_shapes(config["audio_config"])
+    return {name.replace("model.", "model.language_model.", 1): shape for name, shape in shapes.items()} | {
+        (f"model.multi_modal_projector.linear_{name[4:]}" if name.startswith("proj") else f"model.audio_tower.{name}"):
+        shape for name, shape in tower.items()}
+
+
 def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1) -> np.ndarray:
     """Norms scatter around `scale`; a matrix [outputs, inputs] makes what flows through it `scale` times as large.
 
     bfloat16 comes as uint16.
     """
     values = rng.standard_normal(shape, np.float32)
-    inputs = math.prod(shape[1:]) if len(shape) == 5 else math.prod(shape[1:2])
+    inputs = math.prod(shape[1:]) if len(shape) > 3 else math.prod(shape[1:2])
     values = scale + values / 10 if len(shape) == 1 else values / np.float32(math.sqrt(inputs) / scale)
     if dtype == "bfloat16":  # cut to the upper half, rounded to nearest
         bits = values.view(np.uint32)
@@ -105,11 +132,13 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     shapes, behind = source.kind.shapes(sizes), f"model.layers.{sizes.num_hidden_layers}."
     (out / "config.json").write_text(json.dumps(config, indent=2))
     scales = (HYBRID_SCALES if isinstance(sizes, HybridConfig) else {}) | dict(scales)
-    if config.get("tie_word_embeddings"):
+    if config.get("tie_word_embeddings") or "thinker_config" in config:
         del shapes["lm_head.weight"]
     if "vision_config" in config:
         shapes = {name.replace("model.", "model.language_model.", 1): shape for name, shape in shapes.items()}
         shapes |= tower_shapes(config["vision_config"])
+    if config["model_type"] == "qwen3_asr":
+        shapes = hearing(shapes, config)
     names = list(shapes)
     files = ["model.safetensors"] if shards == 1 else \
         [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]

@@ -13,12 +13,13 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3": {"tokenizer_utils"},
     "qwen3_5": {"tokenizer_utils", "qwen3"},
     "qwen3_vision": {"tokenizer_utils", "qwen3"},
-    "qwen3_lib.io": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision"},
+    "qwen3_asr": {"tokenizer_utils", "qwen3"},
+    "qwen3_lib.io": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr"},
     "qwen3_lib.kernels": {"qwen3", "qwen3_5", "qwen3_lib.io"},
-    "qwen3_lib.generation": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io"},
+    "qwen3_lib.generation": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr", "qwen3_lib.io"},
     "qwen3_numba": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.kernels"},
-    "qwen3_lib.app": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io", "qwen3_lib.generation",
-                      "qwen3_numba"},
+    "qwen3_lib.app": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr", "qwen3_lib.io",
+                      "qwen3_lib.generation", "qwen3_numba"},
     "qwen3_lib.page": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io", "qwen3_lib.generation",
                        "qwen3_numba"},
     "qwen3_batch": {"qwen3", "qwen3_lib.generation", "qwen3_lib.app"},
@@ -33,6 +34,8 @@ DOORS = {  # the functions that import a room above them, when they are called
     ("qwen3", "load_model"): {"qwen3_lib.io", "qwen3_5", "qwen3_vision"},
     ("qwen3", "chat"): {"qwen3_lib.generation"},  # stop strings, logprobs, think budget, lookup
     ("qwen3", "main"): {"qwen3_lib.app"},  # the options of the app
+    ("qwen3_asr", "transcribe"): {"qwen3_lib.generation"},  # files of all kinds, long sounds
+    ("qwen3_asr", "main"): {"qwen3_lib.app"},
 }
 FILES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
          for file in [*ROOT.glob("*.py"), *ROOT.glob("qwen3_lib/*/*.py")]}
@@ -82,8 +85,8 @@ def test_nothing_imports_in_a_circle():
     assert {*TopologicalSorter(graph).static_order()} == {*FILES}  # CycleError names the circle
 
 
-@pytest.mark.parametrize("name", ["tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_numba", "qwen3_embed",
-                                  "qwen3_batch"])
+@pytest.mark.parametrize("name", ["tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr", "qwen3_numba",
+                                  "qwen3_embed", "qwen3_batch"])
 def test_all_names_what_is_there(name):
     module = importlib.import_module(name)
     assert len({*module.__all__}) == len(module.__all__)
@@ -99,7 +102,7 @@ def test_the_engines_are_exchangeable_name_by_name():
 
 # Functions that do the same in both engines, in a Qwen3.5, or in kernels; parts that every script has; tables that grow.
 NAMESAKES = {"KVCache", "apply_rope", "attention", "chat", "decoder_layer", "delta_rule", "guess", "hidden_states", "linear",
-             "load_model", "load_weights", "logits_of", "moe", "rms_norm", "sigmoid", "swiglu", "tensor_shapes",
+             "load_model", "load_weights", "logits_of", "media_of", "moe", "rms_norm", "sigmoid", "swiglu", "tensor_shapes",
              "main", "make_parser", "run", "__all__", "MODEL_TYPES"}
 
 

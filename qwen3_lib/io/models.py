@@ -10,6 +10,7 @@ import tokenizers
 
 import qwen3
 import qwen3_5
+import qwen3_asr
 from qwen3 import (DTYPES, QWEN3, QWEN3_VL, Config, Folder, InputError, Tensor, checked_whole, config_of, fitting,
                    rope_of)
 from qwen3_lib.io.adapter import Adapted
@@ -74,7 +75,8 @@ VL_MOE = replace(QWEN3_VL, config=moe_config, architectures=("Qwen3VLMoeForCondi
     "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 128000,
     "rope_theta": 5e5, "num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408})
 MODEL_TYPES = {name: replace(kind, engine=sharing(kind.engine)) for name, kind in (
-    qwen3.MODEL_TYPES | qwen3_5.MODEL_TYPES | {"qwen3": ANY_DENSE, "qwen3_moe": MOE, "qwen3_vl_moe": VL_MOE}).items()}
+    qwen3.MODEL_TYPES | qwen3_5.MODEL_TYPES | qwen3_asr.MODEL_TYPES | {
+        "qwen3": ANY_DENSE, "qwen3_moe": MOE, "qwen3_vl_moe": VL_MOE}).items()}
 
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
 # Keys of generation_config.json that change which tokens are drawn; only these values are accepted.

@@ -1,0 +1,401 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "jinja2>=3.1.6", "threadpoolctl>=3.5"]
+# ///
+"""Speech to text by Qwen3-ASR in plain NumPy: from a sound to vectors that stand beside those of words.
+
+    python qwen3_asr.py --model Qwen3-ASR-0.6B speech.wav     a folder with Qwen's files; the text goes to stdout
+
+This file stands on qwen3.py, which you should read first. Read it from top to bottom:
+
+    config -> log-mel -> convolutions -> positions -> layers -> tower -> a sound's tokens -> prompt and answer
+    -> sounds in files -> long sounds -> main
+
+How 2.5 seconds of sound become 33 tokens, with the sizes of Qwen3-ASR-0.6B:
+
+    40,000 samples, 16,000 a second          time ->
+    log-mel [250, 128]: 100 frames a second, +--------------------+--------------------+----------+
+        each the loudness of 128 pitches     |  frames 0 to 99    |   100 to 199       | to 249   |  chunks of 1 s
+                                             +--------------------+--------------------+----------+
+    three convolutions, each with half the   [100, 128, 1] -> [50, 64, 480] -> [25, 32, 480] -> [13, 16, 480]
+        times and half the pitches, of every chunk by itself
+    -> linear, + positions 0 to 12 [13, 896]     13 tokens            13 tokens         7 tokens: [33, 896]
+    -> 18 x layer [33, 896]: a token sees the tokens of its window of 8 s, earlier and later ones
+    -> linear -> GELU -> linear: embeddings [33, 1024], in the place of <|audio_pad|> in the prompt of a Qwen3
+
+    layer:  x + attention(LayerNorm(x)), then  x + linear(GELU(linear(LayerNorm(x))))
+
+The words that qwen3.py doesn't have:
+
+    sample       the pressure of the air at a moment, from -1 to 1
+    frame        25 ms of sound, every 10 ms, as the loudness of its pitches
+    mel          a scale of pitches on which equal steps sound equal; log-mel: the logarithm of the loudness on it
+    chunk        100 frames, one second: what the convolutions see together
+    window       8 chunks, 104 tokens: what the layers see together; the windows of a sound don't depend on each other
+    part         what the language model hears at once: a long sound is cut where it is quiet
+"""
+from __future__ import annotations
+
+import argparse
+import hashlib
+import itertools
+import sys
+import threading
+import wave
+import weakref
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any
+
+if __name__ == "__main__" and find_spec("qwen3") is None:
+    sys.exit("qwen3_asr.py: it needs qwen3.py and tokenizer_utils.py beside it")
+
+import qwen3  # first: it says in one line what is missing
+import numpy as np
+from qwen3 import (LIBRARY, QWEN3, Config, Folder, KVCache, Model, Sequence, Stream, attention, checked_whole, dense,
+                   gelu, layer_norm, linear, to_float32)
+from tokenizer_utils import InputError, brief
+
+if TYPE_CHECKING:
+    from qwen3_lib.generation.transcript import Transcript
+
+__all__ = ["Hearing", "Sound", "SoundConfig", "Sounds", "audio_tower", "log_mel", "transcribe"]
+
+# ---- Config ----------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True)
+class SoundConfig:
+    """The fields of audio_config in config.json that the tensors don't tell, under Hugging Face's names."""
+    num_mel_bins: int = 128
+    encoder_layers: int = 24
+    encoder_attention_heads: int = 16
+    n_window_infer: int = 800  # frames of a window
+
+
+FIXED = {"activation_function": "gelu", "scale_embedding": False, "n_window": 50}  # other values are refused
+
+
+# ---- From a sound to log-mel -----------------------------------------------------------------------------------------
+
+RATE = 16_000  # samples in a second
+FRAME, HOP = 400, 160  # samples of a frame, and from one frame to the next: 25 and 10 ms
+SHORTEST = 8_000  # samples: shorter sounds are followed by silence
+
+
+def mel_filters(n_mels: int) -> np.ndarray:
+    """The share of each frequency of a frame's spectrum in each pitch -> [201, n_mels].
+
+    A pitch is a triangle: 1 at its own frequency, 0 from those of its neighbours on, then divided by its area. Pitches
+    are 66.7 Hz apart below 1,000 Hz, and 7 % of their frequency above (Slaney 1998).
+    """
+    steps = np.linspace(0, 15 + 27 * np.log(8) / np.log(6.4), n_mels + 2)  # up to 8,000 Hz
+    hertz = np.where(steps < 15, steps * 200 / 3, 1000 * np.exp((steps - 15) * np.log(6.4) / 27))
+    low, middle, high = hertz[:-2], hertz[1:-1], hertz[2:]
+    frequencies = np.linspace(0, RATE / 2, FRAME // 2 + 1)[:, None]
+    triangles = np.minimum((frequencies - low) / (middle - low), (high - frequencies) / (high - middle))
+    return np.maximum(triangles, 0) * 2 / (high - low)
+
+
+def log_mel(samples: np.ndarray, n_mels: int = 128) -> np.ndarray:
+    """Samples [n], n at least SHORTEST -> the loudness of each pitch in each frame, float32 [n // 160, n_mels].
+
+    The logarithm is cut 8 powers of ten below the loudest place, so a sound's loudness matters little.
+    """
+    padded = np.pad(samples.astype(np.float64), FRAME // 2, mode="reflect")  # so that frames begin around time 0
+    frames = np.lib.stride_tricks.sliding_window_view(padded, FRAME)[::HOP][:len(samples) // HOP]
+    filters, smooth = mel_filters(n_mels), 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)  # Hann's window
+    power = np.concatenate([np.abs(np.fft.rfft(frames[i:i + 1024] * smooth)) ** 2 @ filters
+                            for i in range(0, len(frames), 1024)])
+    decades = np.log10(np.maximum(power, 1e-10))
+    return ((np.maximum(decades, decades.max() - 8) + 4) / 4).astype(np.float32)
+
+
+# ---- Tower: from log-mel to embeddings -------------------------------------------------------------------------------
+
+CHUNK_FRAMES = 100
+
+
+def convolution(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
+    """3 x 3 numbers around every second time and pitch, x [times, pitches, channels] -> GELU of [half, half, outputs].
+
+    One product: the nine neighbours of a place side by side, [half, half, 9 * channels], 0 beyond the edges (im2col).
+    """
+    times, pitches = ((size + 1) // 2 for size in x.shape[:2])
+    padded = np.pad(x, ((1, 1), (1, 1), (0, 0)))
+    neighbours = np.stack([padded[i:i + 2 * times - 1:2, j:j + 2 * pitches - 1:2] for i in range(3) for j in range(3)],
+                          axis=2)
+    return gelu(dense(neighbours.reshape(times, pitches, -1), w, name))
+
+
+def sinusoids(n: int, d: int) -> np.ndarray:
+    """The vectors of positions 0 to n - 1 [n, d]: sines, then cosines, of angles that grow with the position: the last
+    angle 10,000 times as slowly as the first (Vaswani et al. 2017)."""
+    angles = np.arange(n)[:, None] * np.exp(-np.log(10_000) * np.arange(d // 2) / (d // 2 - 1))
+    return np.concatenate([np.sin(angles), np.cos(angles)], axis=1).astype(np.float32)
+
+
+def embed_chunk(mel: np.ndarray, w: dict[str, Any]) -> np.ndarray:
+    """Log-mel [frames, 128] of at most a second -> a token for each 8 frames [ceil(frames / 8), d_model].
+
+    Positions begin anew in each chunk. The frames that a last chunk lacks are 0, as in transformers.
+    """
+    x = np.pad(mel, ((0, CHUNK_FRAMES - len(mel)), (0, 0)))[:, :, None]
+    for name in ("conv2d1", "conv2d2", "conv2d3"):
+        x = convolution(x, w, name)
+    x = linear(x.reshape(len(x), -1), w["conv_out.weight"])  # [13, d_model]
+    return (x + sinusoids(*x.shape))[:-(-len(mel) // 8)]
+
+
+def encoder_layer(x: np.ndarray, w: dict[str, Any], name: str, n_heads: int) -> np.ndarray:
+    """One layer of the tower: x [n, d_model] of one window -> the same shape. Each token sees all."""
+    h = layer_norm(x, w, f"{name}.self_attn_layer_norm", 1e-5)
+    q, k, v = (dense(h, w, f"{name}.self_attn.{part}_proj").reshape(len(x), n_heads, -1).swapaxes(0, 1)
+               for part in "qkv")  # [n_heads, n, head_dim] each
+    heads = attention(q, k, v, causal=False).swapaxes(0, 1).reshape(x.shape)
+    x = x + dense(heads, w, f"{name}.self_attn.out_proj")
+    hidden = gelu(dense(layer_norm(x, w, f"{name}.final_layer_norm", 1e-5), w, f"{name}.fc1"))
+    return x + dense(hidden, w, f"{name}.fc2")
+
+
+def audio_tower(mel: np.ndarray, w: dict[str, Any], config: SoundConfig) -> np.ndarray:
+    """Log-mel [frames, 128] of one window -> embeddings [tokens, the language model's hidden_size]."""
+    x = np.concatenate([embed_chunk(mel[i:i + CHUNK_FRAMES], w) for i in range(0, len(mel), CHUNK_FRAMES)])
+    for i in range(config.encoder_layers):
+        x = encoder_layer(x, w, f"layers.{i}", config.encoder_attention_heads)
+    return dense(gelu(dense(layer_norm(x, w, "ln_post", 1e-5), w, "proj1")), w, "proj2")
+
+
+# ---- A sound's tokens ------------------------------------------------------------------------------------------------
+# Their ids are below 0, as a picture's are: ~id holds the sound's number and the token's place in it. So caches, which
+# compare ids, never take one sound for another, and know a sound that comes again.
+
+SOUND_NUMBERS = itertools.count(1)
+KEPT_SOUNDS = 4  # though no sequence holds them: 38 MB if each has 3 minutes, Qwen3-ASR-0.6B
+
+
+@dataclass(frozen=True, eq=False)
+class Sound:
+    """What the language model hears of a sound: `vectors` [tokens, hidden_size], by `audio_tower`."""
+    number: int
+    vectors: np.ndarray
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The ids of its tokens [tokens]."""
+        return ~((self.number << 36) + np.arange(len(self.vectors)))
+
+
+# The names of a tower's tensors in the files: Qwen's own folders, those of transformers (-hf) -> in Sounds.weights.
+TOWER_NAMES = {"thinker.audio_tower.": "", "model.audio_tower.": "", "model.multi_modal_projector.linear_1.": "proj1.",
+               "model.multi_modal_projector.linear_2.": "proj2."}
+
+MODEL_TYPES = {"qwen3_asr": replace(QWEN3, architectures=("Qwen3ASRForConditionalGeneration",),
+                                    text=("thinker_config", "text_config"), tower=tuple(TOWER_NAMES), media="qwen3_asr",
+                                    names={"thinker.model.": "model.", "thinker.lm_head.": "lm_head.",
+                                           "model.language_model.": "model."})}
+
+
+class Sounds:
+    """The sounds of a model: the last ones are kept, and all that a sequence holds."""
+    deep = 0  # `add` adds nothing after the layers
+
+    def __init__(self, folder: Folder, config: Config):
+        self.folder, self.width, self.lock = folder, config.hidden_size, threading.Lock()
+        self.recent = deque[Sound](maxlen=KEPT_SOUNDS)
+        self.known = weakref.WeakValueDictionary[int | bytes, Sound]()  # by their numbers, and by their samples
+
+    @cached_property
+    def config(self) -> SoundConfig:
+        """Read for the first sound, as the weights are. Raises InputError for values that aren't supported."""
+        raw, where = self.folder.json("config.json"), f"{self.folder.path / 'config.json'}: "
+        raw = raw.get("thinker_config", raw)["audio_config"]
+        if wrong := [key for key, value in FIXED.items() if raw.get(key, value) != value]:
+            raise InputError(f"{where}{wrong[0]} = {brief(raw[wrong[0]])} of audio_config is not supported, only "
+                             f"{FIXED[wrong[0]]}")
+        sizes = {name: checked_whole(f"{where}{name} of audio_config", raw.get(name, usual), 1)
+                 for name, usual in asdict(SoundConfig()).items()}
+        if sizes["n_window_infer"] % CHUNK_FRAMES:
+            raise InputError(f"{where}n_window_infer of audio_config must be a multiple of {CHUNK_FRAMES}")
+        return SoundConfig(**sizes)
+
+    @cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        """The tower's weights in float32, those of the convolutions as the matrices that `convolution` wants."""
+        w = dict[str, np.ndarray]()
+        for name, tensor in self.folder.tower().items():
+            start = next(start for start in TOWER_NAMES if name.startswith(start))
+            w[TOWER_NAMES[start] + name.removeprefix(start)] = to_float32(tensor)
+        for name in ("conv2d1.weight", "conv2d2.weight", "conv2d3.weight"):  # [outputs, channels, pitches, times]
+            w[name] = np.ascontiguousarray(w[name].transpose(0, 3, 2, 1).reshape(len(w[name]), -1))
+        d, channels = len(w["conv_out.weight"]), len(w["conv2d3.weight"])  # [d_model, channels * pitches]
+        w["conv_out.weight"] = np.ascontiguousarray(
+            w["conv_out.weight"].reshape(d, channels, -1).swapaxes(1, 2).reshape(d, -1))
+        return w
+
+    def hear(self, samples: np.ndarray) -> Sound:
+        """The Sound of samples [n], RATE a second. One that is kept costs no arithmetic."""
+        samples = np.pad(samples, (0, max(SHORTEST - len(samples), 0)))
+        key = hashlib.sha256(samples.tobytes()).digest()
+        with self.lock:
+            if (sound := self.known.get(key)) is None:
+                mel, step = log_mel(samples, self.config.num_mel_bins), self.config.n_window_infer
+                try:
+                    vectors = np.concatenate([audio_tower(mel[i:i + step], self.weights, self.config)
+                                              for i in range(0, len(mel), step)])
+                except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
+                    raise InputError(f"{self.folder.path}: its tower doesn't fit its config: {brief(error)}") from error
+                if vectors.shape[1] != self.width or not np.isfinite(vectors).all():
+                    raise InputError(f"{self.folder.path}: the tower gives no {self.width} finite numbers")
+                sound = Sound(next(SOUND_NUMBERS), vectors)
+                self.known[key] = self.known[sound.number] = sound
+            self.recent.append(sound)
+        return sound
+
+    def __contains__(self, token_id: int) -> bool:
+        return token_id < 0 and int(~token_id >> 36) in self.known
+
+    def held(self, ids: np.ndarray) -> list[Sound]:
+        """The sounds of these tokens [n]: they are kept as long as this list is."""
+        return [self.known[number] for number in {*(~ids[ids < 0] >> 36).tolist()}]
+
+    def add(self, x: np.ndarray, ids: np.ndarray, which: int) -> np.ndarray:
+        """Sounds' vectors in the embeddings x [n, hidden_size], which 0; the layers, 1 and up, get nothing."""
+        for row in np.flatnonzero(ids < 0) if which == 0 else ():
+            x[row] = self.known[int(~ids[row] >> 36)].vectors[~ids[row] & 2**36 - 1]
+        return x
+
+    def positions(self, cache: Any, ids: np.ndarray, plain: np.ndarray) -> np.ndarray:
+        """Of the next tokens [n] of a cache, at `plain` [n]: a sound's tokens follow one another like words."""
+        return plain
+
+
+def sounds_of(model: Model) -> Sounds:
+    """What the model hears with. Raises InputError for one that can't hear."""
+    if not isinstance(model.media, Sounds):
+        raise InputError(f"{model.path}: the model can't hear: it is no Qwen3-ASR")
+    return model.media
+
+
+# ---- Prompt and answer -----------------------------------------------------------------------------------------------
+
+LANGUAGES = {"zh": "Chinese", "en": "English", "yue": "Cantonese", "ar": "Arabic", "de": "German", "fr": "French",
+             "es": "Spanish", "pt": "Portuguese", "id": "Indonesian", "it": "Italian", "ko": "Korean", "ru": "Russian",
+             "th": "Thai", "vi": "Vietnamese", "ja": "Japanese", "tr": "Turkish", "hi": "Hindi", "ms": "Malay",
+             "nl": "Dutch", "sv": "Swedish", "da": "Danish", "fi": "Finnish", "pl": "Polish", "cs": "Czech",
+             "fil": "Filipino", "fa": "Persian", "el": "Greek", "ro": "Romanian", "hu": "Hungarian",
+             "mk": "Macedonian"}
+
+
+def language_named(name: str | None) -> str:
+    """The language as the model calls it, by its name or code in any case; "" for None. Raises InputError."""
+    names = LANGUAGES | {each.lower(): each for each in LANGUAGES.values()} | {"": ""}
+    if (found := names.get("" if name is None else str(name).strip().lower())) is None:
+        raise InputError(f"the language {brief(repr(name))} is none of {', '.join(LANGUAGES.values())}")
+    return found
+
+
+def speech_prompt(model: Model, sound: Sound, language: str = "", context: str = "") -> np.ndarray:
+    """The ids [n] of a prompt: the answer is the text of the sound.
+
+    `context`: words that the sound is likely to hold, names for example. With a `language`, the answer doesn't begin
+    with the language's name.
+    """
+    before = f"<|im_start|>system\n{context}<|im_end|>\n<|im_start|>user\n<|audio_start|>"
+    after = "<|audio_end|><|im_end|>\n<|im_start|>assistant\n" + f"language {language}<asr_text>" * bool(language)
+    first, last = (model.tokenizer.encode(text, False) for text in (before, after))
+    return np.concatenate([first, sound.ids, last])
+
+
+def language_and_text(answer: str, language: str = "") -> tuple[str, str]:
+    """An answer, language English<asr_text>Good morning. -> ("English", "Good morning."); "" for no speech.
+
+    `language`: the one of the prompt, then all of the answer is text. So it is if the answer has no <asr_text>.
+    """
+    head, tag, text = answer.partition("<asr_text>")
+    if language or not tag:
+        return language, answer.strip()
+    name = head.strip().partition("\n")[0].strip()
+    name = name[len("language "):].strip() if name.lower().startswith("language ") else name
+    return "" if name.lower() == "none" else name, text.strip()
+
+
+class Hearing(Stream):
+    """The text of a sound as it comes: a Stream without the language before <asr_text>, which `language` is."""
+
+    def __init__(self, model: Model, sound: Sound, language: str = "", context: str = "",
+                 cache: KVCache | None = None, max_tokens: int | None = None, processors: Any = (), **sampling: Any):
+        # As many tokens as its sound has, 13 a second, and 64 more: nobody speaks so fast.
+        limit = len(sound.ids) + 64 if max_tokens is None else checked_whole("max_tokens", max_tokens, 1)
+        ids = speech_prompt(model, sound, language, context)
+        super().__init__(model, Sequence(model, ids, limit, processors=processors, **sampling), cache)
+        self.language, self.pieces = language, self.spoken(self.pieces, language)
+
+    def spoken(self, pieces: Iterator[str], given: str) -> Iterator[str]:
+        """The pieces of an answer -> those of its text, once <asr_text> has come, without spaces around it."""
+        answer = text = ""
+        for piece in itertools.chain(pieces, [None]):
+            answer += piece or ""
+            if given or "<asr_text>" in answer or piece is None:
+                before, (self.language, text) = text, language_and_text(answer, given)
+                yield from filter(None, [text[len(before):]])
+
+
+# ---- The command line ------------------------------------------------------------------------------------------------
+
+def samples_in_wav(file: str) -> np.ndarray:
+    """The samples [n] of a WAV file, the mean of its channels; qwen3_lib/io/sounds.py reads other files. InputError."""
+    try:
+        with wave.open(file) as opened:
+            form, data = opened.getparams(), opened.readframes(opened.getnframes())
+    except (OSError, EOFError, wave.Error) as error:
+        raise InputError(f"{file}: cannot be read as WAV: {brief(error)}") from error
+    if (form.sampwidth, form.framerate) != (2, RATE) or not data:
+        raise InputError(f"{file}: {form.nframes} samples of {8 * form.sampwidth} bits, {form.framerate} a second; "
+                         f"without qwen3_lib, only WAV of 16 bits, {RATE} a second is read")
+    return np.frombuffer(data, "<i2").reshape(-1, form.nchannels).mean(axis=1, dtype=np.float32) / 2**15
+
+
+def media_of(folder: Folder, config: Config) -> Sounds:
+    """What a model of MODEL_TYPES hears with."""
+    return Sounds(folder, config)
+
+
+def transcribe(model: Model, sound: Any, language: str | None = None, context: str | None = None,
+               **options: Any) -> Transcript:
+    """The text of a sound: its file's path, the file's bytes, or (float32 [samples], how many a second).
+
+    language: the one that is spoken, "English" or "en"; None: the model finds out
+    context: words that the sound is likely to hold, names for example
+    options: max_tokens of a part, by default those of its sound and 64 more; longest_part in seconds; those of Sampling
+    Raises InputError for what can't be read, and for a model that can't hear.
+    """
+    if not LIBRARY.is_dir():
+        raise InputError("transcribe needs the folder qwen3_lib beside qwen3.py")
+    from qwen3_lib.generation.transcript import Transcript
+    return Transcript(model, sound, language, context, **options)
+
+
+def chat(model: Model, prompt: str, language: str | None, context: str | None, system: str | None,
+         enable_thinking: bool | None, **options: Any) -> Hearing:
+    """For qwen3.main: the prompt is the name of a file, and a system prompt is a context, too."""
+    sound = sounds_of(model).hear(samples_in_wav(prompt))
+    return Hearing(model, sound, language_named(language), context or system or "", **options)
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Prints the text of a sound -> exit status, see qwen3.main."""
+    sys.modules.setdefault("qwen3_asr", sys.modules[__name__])  # so that nothing imports a second copy of this file
+    if LIBRARY.is_dir():
+        from qwen3_lib.app.speech import main as with_all_options
+        return with_all_options(argv)
+    more = argparse.ArgumentParser(add_help=False)
+    more.add_argument("--language", help="the language that is spoken (default: the model finds out)")
+    more.add_argument("--context", help="words that the sound is likely to hold")
+    return qwen3.main(argv, chat, (more,))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

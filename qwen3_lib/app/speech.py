@@ -1,0 +1,178 @@
+"""The command line of `python qwen3_asr.py`: sounds in; text, JSON or subtitles out.
+
+The text goes to stdout, everything else to stderr. Exit status as in cli.py.
+"""
+import argparse
+import hashlib
+import io
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from qwen3 import Model
+from qwen3_asr import LANGUAGES
+from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main
+from qwen3_lib.app.terminal import Page, engine_name, model_name, note, peak_memory, print_json
+from qwen3_lib.generation.transcript import LONGEST_PART, Part, Transcript, joined_text, languages
+from qwen3_lib.io.errors import InputError, brief, counted, read_json_object
+from qwen3_lib.io.progress import NoBar, progress
+from qwen3_lib.io.sounds import open_sound
+from qwen3_lib.io.writing import check_place, write_json, write_whole
+
+OUTPUT_FORMS = ("txt", "srt", "vtt", "json")
+SUBTITLE = 20  # seconds of a part whose text is a subtitle
+
+
+def make_parser() -> Parser:
+    parser = Parser(usage="%(prog)s [options] sound ...", description="Writes down what is said in sounds, by a "
+                    "Qwen3-ASR. The text goes to stdout, everything else to stderr.")
+    add = parser.add_argument_group("what to hear").add_argument
+    add("sounds", nargs="+", metavar="sound", help="a WAV file, or - for stdin; FLAC, OGG and MP3 need the packages "
+        "soundfile and soxr, other files the program ffmpeg")
+    add("--language", metavar="NAME", help="the language that is spoken, such as English or en (default: the "
+        f"model finds out); one of {', '.join(LANGUAGES.values())}")
+    add("--context", metavar="TEXT", help="words that the sound is likely to hold, names for example")
+    add("--part", type=float, metavar="SECONDS", help="hear a longer sound in parts of about so many seconds, cut "
+        f"where it is quiet (default: {LONGEST_PART}; {SUBTITLE} for .srt and .vtt)")
+    add_model_options(parser, "none")
+    add_engine_options(parser)
+    add = parser.add_argument_group("output").add_argument
+    add("-n", "--max-tokens", type=int, metavar="N", help="most tokens of a part's text (default: 13 for each second "
+        "of it, and 64 more)")
+    add("--out", metavar="FILE", help="write the text to FILE, part by part, in the form that its name ends with: "
+        f".{', .'.join(OUTPUT_FORMS)}; the same command continues a stopped one, which FILE.job describes")
+    add("--json", action="store_true", help="print one JSON object for each sound: text, language, seconds, parts")
+    add("--stats", action="store_true", help="print speed and memory to stderr")
+    return parser
+
+
+# ---- Forms of a transcript -------------------------------------------------------------------------------------------
+
+def clock(seconds: float, comma: str = ".") -> str:
+    """Hours, minutes, seconds and thousandths: 00:01:02.345."""
+    thousandths = round(seconds * 1000)
+    minutes, rest = divmod(thousandths, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{comma}{rest % 1000:03}"
+
+
+def as_object(parts: Sequence[Part]) -> dict[str, Any]:
+    return {"text": joined_text(parts), "language": languages(parts), "seconds": parts[-1].end,
+            "parts": [asdict(part) for part in parts]}
+
+
+def file_text(parts: Sequence[Part], form: str) -> str:
+    """A transcript as the text of a file in one of OUTPUT_FORMS."""
+    if form == "json":
+        return json.dumps(as_object(parts), ensure_ascii=False, indent=2) + "\n"
+    if form == "txt":
+        return joined_text(parts) + "\n"
+    comma, numbered = ("," , True) if form == "srt" else (".", False)
+    cues = [f"{clock(part.start, comma)} --> {clock(part.end, comma)}\n{part.text}\n" for part in parts if part.text]
+    cues = [f"{i}\n{cue}" for i, cue in enumerate(cues, 1)] if numbered else ["WEBVTT\n", *cues]
+    return "\n".join(cues)
+
+
+# ---- What to do ------------------------------------------------------------------------------------------------------
+
+class Output:
+    """FILE of --out. FILE.job beside it says what the job is, and has the parts so far: a stopped job goes on there."""
+
+    def __init__(self, name: str, about: dict[str, Any]):
+        self.name, self.form, self.about = name, output_form(name), about
+        self.job = f"{name}.job"
+        former = read_json_object(Path(self.job)) if os.path.exists(self.job) else None
+        if former is None and os.path.lexists(name):
+            raise InputError(f"{name}: exists already, and no {self.job} describes it; give another --out")
+        if former is not None and former.get("about") != about:
+            raise InputError(f"{name}: belongs to another sound, model or options; give another --out")
+        self.parts = [] if former is None else [Part(**part) for part in former["parts"]]
+        check_place(name)
+
+    def add(self, part: Part) -> None:
+        """Writes both files anew, each whole or not at all."""
+        self.parts.append(part)
+        write_json(self.job, {"about": self.about, "parts": [asdict(each) for each in self.parts]})
+        text = file_text(self.parts, self.form).encode("utf-8", "replace")
+        write_whole(self.name, lambda file: file.write(text))
+
+
+def output_form(name: str) -> str:
+    form = name.rpartition(".")[2].lower()
+    if form not in OUTPUT_FORMS:
+        raise InputError(f"--out must be a file whose name ends with .{', .'.join(OUTPUT_FORMS)}, not {brief(name)}")
+    return form
+
+
+def speech_job(args: argparse.Namespace, source: str | bytes, model: Model, longest: float) -> dict[str, Any]:
+    """What a job is, for FILE.job."""
+    with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return {"sound's sha256": digest, "model": model_name(model), "engine": engine_name(model), "part": longest,
+            "language": args.language, "context": args.context, "max_tokens": args.max_tokens}
+
+
+def hear_sounds(args: argparse.Namespace) -> int:
+    """Writes down the sounds, one after the other -> exit status."""
+    subtitles = args.out is not None and output_form(args.out) in ("srt", "vtt")
+    longest = args.part or (SUBTITLE if subtitles else LONGEST_PART)
+    if args.out is not None and len(args.sounds) > 1:
+        raise InputError("--out takes the text of one sound")
+    sources = [sys.stdin.buffer.read() if name == "-" and sys.stdin else name for name in args.sounds]
+    recordings = [*map(open_sound, sources)]  # what can't be read is said before a model is loaded
+    model = load_main(args)
+    output = None if args.out is None else Output(args.out, speech_job(args, sources[0], model, longest))
+    for recording in recordings:
+        hear_sound(args, Transcript(model, recording, args.language, args.context, longest, max_tokens=args.max_tokens,
+                                    heard=() if output is None else output.parts), output)
+    return 0
+
+
+def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output | None) -> None:
+    page, began, before = Page(), time.perf_counter(), transcript.heard[-1].end if transcript.heard else 0.0
+    streams = output is None and not args.json
+    if streams and sys.stdout.isatty():
+        bar: Any = NoBar()  # the text itself shows it
+    else:
+        bar = progress(description="hearing", total=transcript.recording.seconds, initial=before, unit=" s",
+                       bar_format="{l_bar}{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}]")
+    with bar:
+        for event in transcript.events:
+            if isinstance(event, str):
+                if streams:
+                    page.write(event)
+                continue
+            bar.update(event.end - event.start)
+            if event.finish_reason != "stop":
+                what = "it goes round in circles" if event.finish_reason == "loop" else "raise --max-tokens for more"
+                note(f"From {clock(event.start)} to {clock(event.end)}: the text was ended after "
+                     f"{counted(event.n_tokens, 'token')}: {what}.")
+            if output is not None:
+                output.add(event)
+    if streams:
+        page.end()
+    elif output is None:
+        print_json(as_object(transcript.heard))
+    if args.stats:
+        note(statistics_of(transcript, before, time.perf_counter() - began))
+
+
+def statistics_of(transcript: Transcript, before: float, seconds: float) -> str:
+    """One line: how long the sound is and how long it took, the tower, memory, engine. `before`: heard earlier."""
+    sound, n = transcript.seconds - before, sum(part.n_tokens for part in transcript.heard if part.start >= before)
+    parts = [f"sound: {sound:.1f} s in {seconds:.2f} s ({seconds / max(sound, 1e-9):.3f} of its length), the tower "
+             f"{transcript.tower_seconds:.2f} s", f"text: {counted(n, 'token')}"]
+    if (peak := peak_memory()) is not None:
+        parts.append(f"peak memory: {peak / 1e9:.2f} GB")
+    return " | ".join([*parts, engine_name(transcript.model)])
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The command line -> exit status."""
+    args = make_parser().parse_args(argv)
+    return guarded(lambda: hear_sounds(args))

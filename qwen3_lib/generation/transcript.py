@@ -1,0 +1,148 @@
+"""The text of a sound of any length: cut where it is quiet, heard part after part in the same memory."""
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from qwen3 import Model, checked_number
+from qwen3_asr import RATE, Hearing, language_named, sounds_of
+from qwen3_lib.generation.processors import StopLoops
+from qwen3_lib.io.sounds import open_sound
+from tokenizer_utils import AnswerReader, InputError
+
+LONGEST_PART = 180  # seconds
+AROUND = 5  # seconds before and after the usual place of a cut, where the quietest place is looked for
+UNSPACED = ("Chinese", "Cantonese", "Japanese", "Thai")  # written without spaces
+
+
+def quietest(samples: np.ndarray, place: int, around: int) -> int:
+    """The place of the smallest sample in the quietest 100 ms within `around` samples of `place`."""
+    start, n = place - around, RATE // 10
+    levels = np.abs(samples[start:place + around])
+    sums = np.cumsum(np.concatenate([[0.0], levels]))
+    first = int(np.argmin(sums[n:] - sums[:-n]))
+    return start + first + int(np.argmin(levels[first:first + n]))
+
+
+def parts_in(blocks: Iterable[np.ndarray], longest: float = LONGEST_PART) -> Iterator[np.ndarray]:
+    """A sound in blocks -> its parts of about `longest` seconds, which join to it without a gap.
+
+    Raises InputError for a sound with no samples, and for samples that aren't finite.
+    """
+    held, most = np.empty(0, np.float32), int(longest * RATE)
+    around = min(AROUND * RATE, most // 2)
+    for block in itertools.chain(blocks, [None]):
+        if block is not None and not np.isfinite(block).all():
+            raise InputError("the sound has samples that are no finite numbers")
+        held = held if block is None else np.concatenate([held, block])
+        while len(held) > most + around * (block is not None):
+            cut = quietest(held, most, around)
+            yield held[:cut]
+            held = held[cut:]
+    if not len(held):
+        raise InputError("the sound has no samples")
+    yield held
+
+
+def without(blocks: Iterable[np.ndarray], n: int) -> Iterator[np.ndarray]:
+    """The blocks of a sound without its first n samples."""
+    for block in blocks:
+        yield block[n:]
+        n = max(n - len(block), 0)
+
+
+@dataclass(frozen=True)
+class Part:
+    """The text of a sound from `start` to `end` in seconds."""
+    start: float
+    end: float
+    text: str
+    language: str  # "" if there is no speech
+    finish_reason: str  # "stop"; "length": cut off; "loop": it went round in circles
+    n_tokens: int
+
+
+def joined_text(parts: Iterable[Part]) -> str:
+    """The text of parts, with a space between them where the language has spaces."""
+    text = ""
+    for part in parts:
+        text += " " * (bool(text and part.text) and part.language not in UNSPACED) + part.text
+    return text
+
+
+def languages(parts: Iterable[Part]) -> str:
+    """The language of parts, "" if there is no speech; where they differ, one after the other: "English,French"."""
+    return ",".join(name for name, _ in itertools.groupby(part.language for part in parts if part.language))
+
+
+class Transcript(Iterator[str]):
+    """The text of a sound as it comes: iterate over its pieces, or print it. See qwen3_asr.transcribe.
+
+    `text`, `language`, `seconds` and `parts` are those of the whole sound: they hear the rest first.
+    """
+
+    def __init__(self, model: Model, sound: Any, language: str | None = None, context: str | None = None,
+                 longest_part: float = LONGEST_PART, heard: Iterable[Part] = (), **options: Any):
+        """`heard`: the first parts, as an earlier Transcript of the same sound has heard them."""
+        self.model, self.sounds, self.given = model, sounds_of(model), language_named(language)
+        self.longest_part = checked_number("longest_part", longest_part, 1, 1200)
+        self.options, self.recording = options | {"context": context or ""}, open_sound(sound)
+        self.heard, self.tower_seconds, self.events = [*heard], 0.0, self.hear()
+        self.so_far = joined_text(self.heard)
+
+    def hear(self) -> Iterator[str | Part]:
+        """The pieces of a part's text, and then the part, of one after the other."""
+        cache = self.model.engine.new_cache(self.model.config)
+        start = round(self.heard[-1].end * RATE) if self.heard else 0
+        for samples in parts_in(without(self.recording.blocks, start), self.longest_part):
+            began = time.perf_counter()
+            sound = self.sounds.hear(samples / max(1, np.abs(samples).max()))
+            self.tower_seconds += time.perf_counter() - began
+            hearing = Hearing(self.model, sound, self.given, cache=cache,
+                              processors=[StopLoops(AnswerReader(), None)], **self.options)
+            for piece in hearing:
+                first = piece == hearing.text and self.so_far and hearing.language not in UNSPACED
+                self.so_far += (piece := " " + piece if first else piece)
+                yield piece
+            end = start + len(samples)
+            self.heard.append(Part(start / RATE, end / RATE, hearing.text, hearing.language,
+                                   hearing.finish_reason or "", len(hearing.token_ids)))
+            yield self.heard[-1]
+            start = end
+
+    def __next__(self) -> str:
+        return next(event for event in self.events if isinstance(event, str))
+
+    def finish(self) -> Self:
+        """Hears the rest -> itself."""
+        for _ in self:
+            pass
+        return self
+
+    def close(self) -> None:
+        """Ends it where it is."""
+        self.events = iter(())
+
+    @property
+    def parts(self) -> list[Part]:
+        return self.finish().heard
+
+    @property
+    def text(self) -> str:
+        return self.finish().so_far
+
+    @property
+    def language(self) -> str:
+        return languages(self.parts)
+
+    @property
+    def seconds(self) -> float:
+        return self.parts[-1].end
+
+    def __str__(self) -> str:
+        return self.text

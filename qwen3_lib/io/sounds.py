@@ -1,0 +1,183 @@
+"""Sounds in files, bytes and arrays -> samples of one channel, 16,000 a second, in blocks: any length in little memory.
+
+WAV is read here. soundfile reads FLAC, OGG and MP3, soxr changes the rate, and the program ffmpeg reads all else.
+"""
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import struct
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from qwen3_asr import RATE
+from qwen3_lib.io.errors import InputError, brief, is_whole
+from tokenizer_utils import library_errors
+
+# A WAV file's encoding and bits -> the type of a number, and the number that becomes 1; 24 bits are widened to 32.
+WAV_NUMBERS = {(1, 8): ("u1", 2**7), (1, 16): ("<i2", 2**15), (1, 24): ("<i4", 2**31), (1, 32): ("<i4", 2**31),
+               (3, 32): ("<f4", 1), (3, 64): ("<f8", 1)}
+BLOCK_FRAMES = 2**16  # samples of each channel that are read together
+RATES = range(100, 2_000_000)  # samples a second
+MOST_CHANNELS = 64
+# Formats that ffmpeg may find. Others (playlists) name further files and addresses, which it would open.
+FFMPEG_FORMATS = ("aac,ac3,aiff,amr,asf,avi,caf,flac,flv,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,mpegts,ogg,"
+                  "w64,wav")
+
+
+@dataclass
+class Recording:
+    """A sound, read once from its begin to its end: blocks of float32 samples [n], `rate` a second."""
+    blocks: Iterator[np.ndarray]
+    rate: int
+    seconds: float | None = None  # None: only the end will tell
+
+
+def open_sound(source: Any) -> Recording:
+    """The sound in a file, in its bytes, or (float [samples], their rate) -> the mean of its channels at RATE.
+
+    A Recording, which is open already, stays as it is.
+
+    Raises InputError for what can't be read, most of it at once, damage inside a file while its blocks are read.
+    """
+    where = brief(source) if isinstance(source, str | Path) else "the sound"
+    if isinstance(source, Recording):
+        return source
+    if isinstance(source, tuple) and len(source) == 2:
+        samples, rate = source
+        if not is_whole(rate, 1) or not isinstance(samples, np.ndarray) or samples.ndim != 1 \
+                or samples.dtype.kind != "f":
+            raise InputError("a sound in memory must be (float32 [samples], how many a second), not "
+                             f"{brief(repr(source), 80)}")
+        sound = Recording(iter([samples.astype(np.float32)]), int(rate), len(samples) / rate)
+    elif isinstance(source, str | Path | bytes):
+        if not isinstance(source, bytes) and not os.path.isfile(source):
+            raise InputError(f"{where or repr('')}: {'is a folder' if os.path.isdir(source) else 'no such file'}")
+        try:
+            file: Any = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
+        except OSError as error:
+            raise InputError(f"{where}: cannot be read: {error.strerror}") from error
+        sound = read_wav(file, where) or read_other(file, source, where)
+    else:
+        raise InputError(f"a sound must be a path, bytes, or (samples, rate), not {brief(repr(source), 80)}")
+    if sound.seconds == 0:
+        raise InputError(f"{where}: it has no samples")
+    return sound if sound.rate == RATE else resampled(sound, where)
+
+
+def mono(numbers: np.ndarray) -> np.ndarray:
+    """Numbers [n, channels] -> the mean of the channels, float32 [n]."""
+    return numbers.mean(axis=1, dtype=np.float64).astype(np.float32)
+
+
+def read_wav(file: BinaryIO, where: str) -> Recording | None:
+    """The sound in a WAV file; None for other files, and for encodings that WAV_NUMBERS lacks.
+
+    Raises InputError for a damaged file.
+    """
+    head, size, place, form = file.read(12), file.seek(0, 2), 12, b""
+    if head[:4] + head[8:] != b"RIFFWAVE":
+        return None
+    while True:  # chunk by chunk: a name, a length, and so many bytes
+        file.seek(place)
+        about = file.read(8)
+        name, length, place = about[:4], int.from_bytes(about[4:], "little"), place + 8
+        if name == b"data" or len(about) < 8:
+            break
+        form = file.read(min(length, 40)) if name == b"fmt " else form
+        place += length + length % 2
+    if len(about) < 8 or len(form) < 16:
+        raise InputError(f"{where}: a damaged WAV file, without its {'format' if len(about) == 8 else 'sound'}")
+    encoding, channels, rate, _, width, bits = struct.unpack("<HHIIHH", form[:16])
+    if encoding == 0xFFFE:  # "extensible": the encoding stands further behind
+        encoding = int.from_bytes(form[24:26], "little")
+    if not 0 < channels <= MOST_CHANNELS or rate not in RATES:
+        raise InputError(f"{where}: a damaged WAV file: {channels} channels, {rate:,} samples a second")
+    if (encoding, bits) not in WAV_NUMBERS or width != channels * bits // 8:
+        return None
+    if length == 2**32 - 1:  # written into a pipe, by a program that didn't know the length
+        length = size - place
+    if length > size - place:
+        raise InputError(f"{where}: cut short: its header promises {length:,} bytes of sound, and {size - place:,} "
+                         "are there")
+    (kind, one), n = WAV_NUMBERS[encoding, bits], length // width
+
+    def blocks() -> Iterator[np.ndarray]:
+        for start in range(0, n, BLOCK_FRAMES):
+            file.seek(place + start * width)
+            data = file.read(min(BLOCK_FRAMES, n - start) * width)
+            if bits == 24:  # as the upper bytes of 32
+                data = np.pad(np.frombuffer(data, np.uint8).reshape(-1, 3), ((0, 0), (1, 0))).tobytes()
+            numbers = np.frombuffer(data, kind).reshape(-1, channels)
+            yield mono((numbers - float(one * (bits == 8))) / one)
+
+    return Recording(blocks(), rate, n / rate)
+
+
+def read_other(file: BinaryIO, source: str | Path | bytes, where: str) -> Recording:
+    """The sound in a file but WAV, by soundfile or else by ffmpeg. Raises InputError where neither can."""
+    reason = "FLAC, OGG and MP3 need: pip install soundfile soxr"
+    with contextlib.suppress(ImportError):
+        import soundfile
+        try:
+            sound = soundfile.SoundFile(file)
+            return Recording(soundfile_blocks(sound, where), sound.samplerate, sound.frames / sound.samplerate)
+        except soundfile.LibsndfileError as error:
+            reason = brief(error.error_string)
+    if shutil.which("ffmpeg") is None:
+        raise InputError(f"{where}: no WAV that can be read here ({reason}; other files need the program ffmpeg)")
+    return Recording(ffmpeg_blocks(source, where), RATE)
+
+
+def soundfile_blocks(sound: Any, where: str) -> Iterator[np.ndarray]:
+    with library_errors(f"{where}: cannot be read"):
+        for block in sound.blocks(BLOCK_FRAMES, dtype="float32", always_2d=True):
+            yield mono(block)
+
+
+def ffmpeg_blocks(source: str | Path | bytes, where: str) -> Iterator[np.ndarray]:
+    """What the program ffmpeg reads, at RATE, by its own resampler."""
+    with tempfile.NamedTemporaryFile() as copy, tempfile.TemporaryFile() as said:
+        if isinstance(source, bytes):
+            copy.write(source)
+            copy.flush()
+        name = copy.name if isinstance(source, bytes) else os.path.abspath(source)
+        command = ["ffmpeg", "-nostdin", "-v", "error", "-protocol_whitelist", "file", "-format_whitelist",
+                   FFMPEG_FORMATS, "-i", f"file:{name}", "-vn", "-f", "f32le", "-ac", "1", "-ar", str(RATE), "-"]
+        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said) as process:
+            assert process.stdout is not None
+            try:
+                while data := process.stdout.read(4 * BLOCK_FRAMES):
+                    yield np.frombuffer(data[:len(data) // 4 * 4], "<f4")
+            except GeneratorExit:  # nobody wants the rest
+                process.kill()
+                raise
+        if process.returncode:
+            said.seek(0)
+            lines = said.read(10_000).decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
+            raise InputError(f"{where}: cannot be read by ffmpeg: {brief(lines[-1])}")
+
+
+def resampled(sound: Recording, where: str) -> Recording:
+    """The sound at RATE, by soxr, as librosa does it for Qwen's own package."""
+    try:
+        import soxr
+    except ImportError as error:
+        raise InputError(f"{where}: {sound.rate:,} samples a second; the model wants {RATE:,}, which needs: "
+                         "pip install soxr") from error
+    stream = soxr.ResampleStream(sound.rate, RATE, 1)
+
+    def blocks() -> Iterator[np.ndarray]:
+        for block in sound.blocks:
+            yield stream.resample_chunk(block)
+        yield stream.resample_chunk(np.empty(0, np.float32), last=True)
+
+    return Recording(blocks(), RATE, sound.seconds)

@@ -4,6 +4,7 @@ The page itself, in a browser: test_inspect_browser.py.
 """
 import base64
 import hashlib
+import io
 import json
 import re
 import sys
@@ -15,6 +16,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image, ImageDraw
 
 import qwen3
 import qwen3_5
@@ -29,13 +31,52 @@ from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_lib.page.page import html, joined, lines_of_functions, pack
 from qwen3_lib.page.recorder import OPERATIONS, Recorder, Step
+from test_qwen3_vision import CONFIGS, make_seeing
 
 PROMPT = "The capital of France is"
 EVIL = "</script><script>alert(1)</script><!--<script> <img src=x onerror=alert(2)>"
 
 
+COLOURS = Image.fromarray(np.random.default_rng(0).integers(0, 256, (12, 16, 3), np.uint8))
+NOISE = COLOURS.resize((1600, 1200), 3)  # 36 x 27 tokens in qwen3.py
+
+
 def unpacked(array) -> np.ndarray:
     return np.frombuffer(base64.b64decode(array["data"]), "<" + array["dtype"]).reshape(array["shape"])
+
+
+def shapes():
+    """A red circle, a blue square and a green triangle."""
+    image = Image.new("RGB", (384, 256), (232, 230, 224))
+    draw = ImageDraw.Draw(image)
+    draw.ellipse((30, 110, 150, 230), (205, 45, 45))
+    draw.rectangle((240, 20, 350, 130), (55, 75, 205))
+    draw.polygon([(210, 240), (330, 240), (270, 140)], (45, 160, 65))
+    return image
+
+
+def about(*images, **options):
+    """A question about pictures."""
+    return PageOptions("What is this?", answer=AnswerOptions(max_new_tokens=8, temperature=0, seed=0, **options),
+                       quantized=False, images=images)
+
+
+def places(found, k=0):
+    """Where the tokens of the k-th picture stand."""
+    return np.flatnonzero(np.array(found["tokens"]["ids"]) == ~k)
+
+
+def weights(found):
+    """[layers, heads, n, n] from the page."""
+    n, maps = len(found["tokens"]["ids"]), unpacked(found["attention"]["maps"])
+    full = np.zeros((*maps.shape[:2], n, n))
+    full[:, :, *np.tril_indices(n)] = maps
+    return full
+
+
+@pytest.fixture(scope="module")
+def seeing():
+    return qwen3.load_model(ROOT / "tests/tiny_seeing")
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +131,7 @@ def test_decorators_stay_around_the_copies(model):
         np.testing.assert_array_equal(recorder.forward([1, 2, 3], recorder.new_cache()), expected)
 
 
-@pytest.mark.parametrize("changes", [{}, {"num_key_value_heads": 4}, {"num_key_value_heads": 1}])
+@pytest.mark.parametrize("changes", [{"num_key_value_heads": 4}, {"num_key_value_heads": 1}])
 def test_arrays_are_those_of_the_model(tmp_path, changes):
     """50 positions: attention weights are read out head_dim = 16 positions at a time."""
     model = qwen3.load_model(make_random_model(BASE | changes, tmp_path, "float32"))
@@ -126,7 +167,7 @@ def test_each_step_names_its_line(demo, hybrid):
             assert written.get(step.function, step.function) in lines[step.line - 1], step
             inputs = step.weight.removeprefix("linear_attn.").split(", ")
             assert step.function == "causal_convolution" or all(each in lines[step.line - 1] for each in inputs), step
-            assert panels.FORMULAS[step.function] and (step.weight in panels.PURPOSES or step.function in panels.PURPOSES)
+            assert panels.FORMULAS[step.function] and {step.weight, step.function} & {*panels.PURPOSES}
     by_weight = [(step.layer, step.weight) for step in now.steps if step.weight]
     assert by_weight[0] == (-1, "embed_tokens") and by_weight[-1] == (demo.config.num_hidden_layers, "lm_head")
     assert len(set(by_weight)) == len(by_weight) == 9 * demo.config.num_hidden_layers + 3
@@ -251,8 +292,6 @@ def test_hands(demo, found, truth):
     for name in "qk":
         np.testing.assert_allclose(unpacked(found["attention"][name]), np.array(getattr(truth, name)), rtol=2e-3,
                                    atol=2e-3)
-    expected = demo.config.rope_theta ** (-2 * np.array(pairs) / demo.config.head_dim)
-    np.testing.assert_allclose(found["attention"]["frequencies"], expected, rtol=1e-6)
 
 
 def test_logit_lens(demo, found, truth):
@@ -298,8 +337,7 @@ def test_the_luck_of_a_run_draws_the_tokens_of_generate(demo, settings):
     assert all((unpacked(luck) > 0).all() for luck in panel["luck"])
 
 
-def test_a_page_without_a_seed_can_be_repeated(tiny_model):
-    """It chooses a seed and names it."""
+def test_a_page_without_a_seed_names_the_one_it_chose(tiny_model):
     wish = PageOptions("ab", raw=True, answer=AnswerOptions(max_new_tokens=6, temperature=5.0), quantized=False)
     first = contents(tiny_model, wish)
     again = contents(tiny_model, replace(wish, answer=replace(wish.answer, seed=first["about"]["seed"])))
@@ -341,14 +379,6 @@ def test_thinking(demo, found):
         answer = qwen3.chat(demo, found["thinking"]["question"], enable_thinking=side["thinking"], seed=3,
                             max_new_tokens=256).finish().answer
         assert (side["reasoning"], side["content"]) == (answer.reasoning or "", answer.content.strip())
-
-
-def test_an_answer_that_ends_at_once(demo):
-    silent = replace(demo, eos_token_ids=tuple(range(demo.config.vocab_size)))
-    found = contents(silent, PageOptions(PROMPT, quantized=False))
-    assert len(found["tokens"]["ids"]) == found["about"]["n_prompt"] and found["about"]["ended"]
-    assert len(found["choosing"]["steps"]) == len(found["cache"]["passes"]) == 1
-    assert all(step["decode"] is None for step in found["way"]["steps"])
 
 
 def test_a_model_of_another_engine_is_refused(demo):
@@ -433,6 +463,74 @@ def test_packed_arrays_stay_finite():
     np.testing.assert_array_equal(unpacked(pack(np.array([1e30, -1e30, 0.5]), "f2")), [65504, -65504, 0.5])
 
 
+# ---- Pictures --------------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def pictured(seeing):
+    """Contents of a page of a model that was trained: 8 rows and 12 columns of tokens."""
+    return contents(seeing, about(shapes()))
+
+
+@pytest.fixture(scope="module", params=CONFIGS)
+def random_seeing(request, tmp_path_factory):
+    return qwen3.load_model(make_seeing(CONFIGS[request.param], tmp_path_factory.mktemp("seeing")))
+
+
+def shown(picture):
+    """The pixels of a picture in the page."""
+    return np.asarray(Image.open(io.BytesIO(base64.b64decode(picture["url"].partition(",")[2]))).convert("RGB"))
+
+
+def test_a_picture_among_the_tokens(pictured, seeing):
+    """A head of the first attention has learned to look at the shapes, row by row."""
+    [picture], tokens, at = pictured["pictures"], pictured["tokens"], places(pictured)
+    assert (picture["rows"], picture["columns"], picture["full"]) == (8, 12, 96)
+    assert len(at) == 96 and np.ptp(at) == 95 and {tokens["parts"][i] for i in at} == {"prompt"}
+    assert [pictured["labels"][str(tokens["ids"][i])] for i in (at[0] - 1, at[0], at[-1] + 1)] == [
+        "<|vision_start|>", "the picture", "<|vision_end|>"]
+    assert np.array_equal(shown(picture), np.asarray(shapes()))  # PNG, which is smaller for a drawing
+    question = [{"type": "image", "image": shapes()}, {"type": "text", "text": "What is this?"}]
+    expected = qwen3.chat(seeing, {"role": "user", "content": question}, temperature=0, max_new_tokens=8)
+    assert pictured["about"]["answer"] == expected.finish().text
+    coloured = np.ptp(shown(picture).astype(int), axis=2).reshape(8, 32, 12, 32).mean(axis=(1, 3)) > 15
+    seen = weights(pictured)[0, 0, pictured["about"]["n_prompt"] - 1, at].reshape(8, 12)
+    assert seen.sum() > 0.9 and seen[coloured].sum() > 0.9 * seen.sum() and coloured.mean() < 0.5
+
+
+def test_pictures_are_made_small_until_they_fit(random_seeing):
+    """Two that differ and one that comes twice; their tokens and the text fill the page, and nothing goes beyond it."""
+    found = contents(random_seeing, about(NOISE, shapes(), NOISE))
+    first, second, third = found["pictures"]
+    room = panels.check_room(random_seeing, 0, 8, 2 * panels.PAGE_ROOM)
+    n, used = [len(places(found, k)) for k in range(3)], len(found["tokens"]["ids"])
+    assert used <= room + 8 and n[0] == n[2] == first["rows"] * first["columns"] == third["rows"] * third["columns"]
+    assert n[1] == 96 and 0.8 * (room - used + sum(n)) / 3 < n[0] < first["full"] == 36 * 27
+    expected = np.asarray(NOISE.resize((32 * first["columns"], 32 * first["rows"]), 3), float)
+    assert first["url"].startswith("data:image/jpeg") and np.abs(shown(first) - expected).mean() < 8
+    small = contents(random_seeing, about(NOISE, max_pixels=2**14))["pictures"][0]
+    assert small["rows"] * small["columns"] == small["full"] <= 16
+    assert len(html(found)) < 3 * panels.PAGE_ROOM
+
+
+def test_positions_turn_the_hands(random_seeing):
+    """q and k before RoPE, turned by time, row or column as the page says, make the attention weights of the page."""
+    found = contents(random_seeing, about(shapes()))
+    attention, at, n = found["attention"], places(found), len(found["tokens"]["ids"])
+    positions, half = np.array(attention["positions"]), random_seeing.config.rope_dim // 2
+    assert positions[:at[0] + 1].tolist() == [[i] * 3 for i in range(at[0] + 1)]
+    grid = np.indices((8, 12)).reshape(2, -1).T + at[0]
+    assert np.array_equal(positions[at], np.column_stack([np.full(96, at[0]), grid]))
+    assert positions[at[-1] + 1:].tolist() == [[at[0] + 12 + i] * 3 for i in range(n - at[-1] - 1)]
+    assert attention["pairs"] == list(range(half)) and {*attention["axes"]} == {0, 1, 2}
+    angles = positions[:, attention["axes"]] * np.array(attention["frequencies"])
+    q, k = (x[..., :half] + 1j * x[..., half:] for x in (unpacked(attention[name]).astype(float) for name in "qk"))
+    if random_seeing.config.rope_dim < random_seeing.config.head_dim:
+        return  # a Qwen3.5 turns a part of each head, and the page has this part only
+    q, k = (x * np.exp(1j * angles) for x in (q[1, 3], k[1, 3 * k.shape[1] // q.shape[1]]))
+    scores = np.where(np.tri(n), (q @ k.conj().T).real / np.sqrt(2 * half), -np.inf)
+    np.testing.assert_allclose(weights(found)[1, 3], softmax(scores), atol=2e-3)
+
+
 # ---- The command -----------------------------------------------------------------------------------------------------
 
 def test_command(tmp_path, capfd, monkeypatch):
@@ -448,27 +546,36 @@ def test_command(tmp_path, capfd, monkeypatch):
     assert_one_line(err, "no browser", file)
 
 
-def test_a_place_that_cannot_be_written_is_refused_before_anything_is_computed(tmp_path, capfd, monkeypatch):
-    monkeypatch.setattr(qwen3_inspect, "inspect", lambda *args: pytest.fail("computed"))
-    status, out, err = run_main(capfd, PROMPT, "--out", tmp_path / "no folder" / "page.html", main=qwen3_inspect.main)
-    assert (status, out) == (1, "")
-    assert_one_line(err, "no folder", "cannot be written")
+def test_command_with_pictures(tmp_path, capfd):
+    for name, image in (("shapes.png", shapes()), ("noise.png", NOISE)):
+        image.save(tmp_path / name)
+    model = ("--model", ROOT / "tests/tiny_seeing", "What is this?", "-n", 2, "--out", tmp_path / "page.html")
+    twice = ("--image", tmp_path / "shapes.png") * 2
+    status, out, err = run_main(capfd, *model, *twice, "--max-pixels", 2**14, main=qwen3_inspect.main)
+    page = (tmp_path / "page.html").read_text("utf-8")
+    assert (status, err) == (0, "") and page.count("data:image/png") == 2 and '"kl":{"int8":' in page
+    status, out, err = run_main(capfd, *model, "--image", tmp_path / "noise.png", "--no-quantized",
+                                main=qwen3_inspect.main)
+    assert status == 0
+    assert_one_line(err, "room for", "972 that qwen3.py makes")
 
 
 @pytest.mark.parametrize("args, words", [
     (["word " * 2000], ["the prompt has", "tokens", "--max-tokens", "positions"]),
-    ([PROMPT, "-n", 0], ["--max-tokens"]),
     ([" \n"], ["the prompt is empty"]),
     ([PROMPT, "--out", ROOT / "README.md"], ["README.md", "exists"]),
-    ([PROMPT, "--compare", " "], ["compare", "empty"]),
+    ([PROMPT, "--out", "no folder/page.html"], ["no folder", "cannot be written"]),
     ([PROMPT, "--top-p", 2], ["--top-p"]),
-    ([PROMPT, "--seed", -1], ["seed"]),
     ([PROMPT, "--raw", "--think"], ["raw", "think"]),
     ([PROMPT, "--model", "./nowhere"], ["nowhere"]),
     ([], ["prompt"]),
-])
+    ([PROMPT, "--image", "shapes.png"], ["demo", "can't see"]),
+    ([PROMPT, "--image", "missing.png", "--model", "./nowhere"], ["missing.png", "no such file"]),
+    ([PROMPT, "--image", "shapes.png", "--raw"], ["raw", "--image"]),
+    (["<|image_pad|>", "--image", "shapes.png", "--model", ROOT / "tests/tiny_seeing"], ["image_pad"])])
 def test_bad_input_is_one_line(args, words, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    shapes().save("shapes.png")
     status, out, err = run_main(capfd, *args, "--no-quantized", main=qwen3_inspect.main)
-    assert status in (1, 2) and not out and not list(tmp_path.iterdir())
+    assert status in (1, 2) and not out and [*tmp_path.iterdir()] == [tmp_path / "shapes.png"]
     assert_one_line(err, *words)

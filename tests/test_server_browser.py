@@ -363,7 +363,6 @@ ELEMENTS = [("h3", "Title"), ("h4", "A bold and code deeper"), ("h4 strong", "bo
             ("a[href='https://example.org'][target=_blank][rel=noreferrer]", "link"),
             ("a[href='https://example.org/x.png']", "picture")]
 
-
 GROWN = """([text, size]) => {  // the HTML of a text that grows, that of the whole, how often the first block was drawn
   const place = document.createElement('div'), whole = document.createElement('div'), first = new Set();
   for (let n = size; n < text.length + size; n += size) {
@@ -395,15 +394,12 @@ def test_markdown(tab):
 
 FORMULAS = {  # an answer -> (how many formulas, of these displayed, the texts of code)
     r"The roots \( x_1 * x_2 \) and *so \(a*b\) is*, $5 and $6": (2, 0, []),
-    "\\[\nx\n= 1\n+ y_1 * z_1\n- 2\n\\]\nso": (1, 1, []), "So\n$$\nx\n> 1\n$$\n": (1, 1, []),
     "1. one\n   \\[\n   x\n   + y\n   \\]\n2. two \\(z\\)": (2, 1, []),
     r"It is \[ \boxed{\frac{1}{2}} \] or $$x \\[4pt] y$$.": (2, 2, []),
-    "> \\[ a \\]\n\n| a |\n| --- |\n| \\(b\\) |": (2, 1, []),
     "`\\(x\\)` and `$$ y $$` \\\\(z)": (0, 0, [r"\(x\)", "$$ y $$"]),
     "```\n\\[ x \\]\n```\n\n    $$ y $$": (0, 0, [r"\[ x \]" "\n", "$$ y $$\n"]),
     r"\(\unknown{x}\) and \(<script>\)": (1, 0, [r"\(\unknown{x}\)"]),
-    "Half:\n\\[ \\frac{1}{*2*": (0, 0, [r"\[ \frac{1}{*2*"]), r"Half \(x_1*y*": (0, 0, [r"\(x_1*y*"]),
-    "$$ x\n\n*text*": (0, 0, ["$$ x"]), "The shell's $$ is *its* number": (0, 0, [])}
+    "Half:\n\\[ \\frac{1}{*2*": (0, 0, [r"\[ \frac{1}{*2*"]), "The shell's $$ is *its* number": (0, 0, [])}
 
 
 def test_formulas(tab):
@@ -414,19 +410,11 @@ def test_formulas(tab):
         assert found == [n, displayed, 0] and tab.page.locator("#log code").all_text_contents() == codes, text
         grown, whole, _ = tab.page.evaluate(GROWN, [text, 1])
         assert grown == whole, text
-    tab.draw(r"\[ \frac{a}{b} \]")
-    assert tab.page.evaluate("document.querySelector('#log mfrac').namespaceURI").endswith("/Math/MathML")
-    above, below = (tab.page.locator(f"#log mfrac mi >> nth={i}").bounding_box() for i in (0, 1))
-    assert above["y"] + above["height"] <= below["y"] + 1
 
 
 CODES = {"python": "def f(x):  # no\n    return 'a' if x else None\n", "js": "const x = `a ${1 + 2}`;  // no\n",
-         "c++": "#include <x>\nint main() { return 0; }\n",
-         "html": "<b class='x'>a &amp; b</b><script>let y = 1</script>\n",
-         "json": '{"a": [1, true]}\n', "bash": 'for f in *; do echo "$f"; done\n', "sql": "SELECT a FROM b -- no\n",
-         "css": "b { color: red; }\n", "rust": "fn main() {}\n", "go": "func main() {}\n", "java": "class A {}\n",
-         "yaml": "a: 1\n", "typescript": "let x: number = 1;\n", "c": "int x;\n", "latex": "\\x\n",
-         "constructor": "x\n", "extend": "x\n", "__proto__": "x\n"}
+         "html": "<b class='x'>a &amp; b</b><script>let y = 1</script>\n", "css": "b { color: red; }\n",
+         "json": '{"a": [1, true]}\n', "latex": "\\x\n", "constructor": "x\n", "__proto__": "x\n"}
 
 
 def test_code_is_coloured(tab):
@@ -435,11 +423,8 @@ def test_code_is_coloured(tab):
         tab.draw(f"```{language}\n{text}```")
         code = tab.page.locator("#log pre code")
         assert code.text_content() == text, language
-        known = language not in ("latex", "constructor", "extend", "__proto__")
+        known = language not in ("latex", "constructor", "__proto__")
         assert (code.locator(".token").count() > 0) == known, language
-    tab.draw("```python\nreturn 'a' # b\n```")
-    assert len({tab.page.locator(f"#log .token.{kind}").evaluate("each => getComputedStyle(each).color")
-                for kind in ("keyword", "string", "comment")}) == 3
 
 
 EVIL = ["<script>alert(1)</script>", "text <script>alert(1)</script> text", "<img src=x onerror=alert(1)>",

@@ -442,10 +442,10 @@ def test_a_think_budget_needs_the_tokens_of_a_thought(talker):
 
 
 @pytest.mark.parametrize("start, said", [
-    ("<think>a</think>b<|im_end|>\n<|im_start|>assistant\n", "<think>hm</think>"),
-    ("Hi<|im_end|>\n<|im_start|>assistant\n<think>\n", "hm</think>")])
+    *(("<think>a</think>b<|im_end|>\n<|im_start|>assistant\n", f"<think>hm</think>{space}")
+      for space in ("", "\n")), ("Hi<|im_end|>\n<|im_start|>assistant\n<think>\n", "hm</think>")])
 def test_a_schema_leaves_the_thought_free(talker, start, said):
-    """Also after a turn with a thought, and where the prompt opens the thought."""
+    """Also after a turn with a thought, and where the prompt opens the thought; line breaks may follow it."""
     prompt = talker.tokenizer.encode(f"<|im_start|>assistant\n{start}")
     answer = Completion(ending(talker, said), prompt, schema={"const": "a"}, temperature=0)
     answer.speculator = None

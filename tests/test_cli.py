@@ -16,11 +16,12 @@ import qwen3_batch
 import qwen3_embed
 import qwen3_numba
 import qwen3_server
-from configs import FRANCE, PARIS, ROOT
+from configs import FORM, FRANCE, PARIS, ROOT
 from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run_main,
                      start)
 from qwen3_lib.app import cli, terminal
 from qwen3_lib.app import options as app_options
+from qwen3_lib.generation.score import score
 from qwen3_lib.io.packed import save_quantized
 
 SHORT = ("--model", ROOT / "demo", "--no-think")  # in this process: no import, no thought
@@ -98,8 +99,7 @@ def test_words_without_quotes_and_other_names_of_options(capfd, demo):
     assert told["prompt_tokens"] == prompt_tokens(demo, "tell me a story", system="Be brief.")
     told = json.loads(ask(capfd, "--json", "-n1", "--", "--max_tokens", "is", "what?"))
     assert told["prompt_tokens"] == prompt_tokens(demo, "--max_tokens is what?")
-    short = ask(capfd, "-s", "Be brief.", "-n", 3, "-p", FRANCE, err=cut_off(3))
-    assert short == "The capital of\n"
+    assert ask(capfd, "-s", "Be brief.", "-n", 3, "-p", FRANCE, err=cut_off(3)) == "The capital of\n"
 
 
 @pytest.mark.parametrize("arguments, stdin, text", [
@@ -136,7 +136,7 @@ def test_on_a_terminal(capfd, monkeypatch):
     assert "No --model" not in run_main(capfd, *SHORT, FRANCE)[2]
 
 
-@pytest.mark.parametrize("name", ["./nosuch", "x.gguf", "C:\\models\\x", "/no/such", "~nobody", "models/"])
+@pytest.mark.parametrize("name", ["./nosuch", "x.gguf", "C:\\models\\x", "~nobody", "models/"])
 def test_a_path_that_does_not_exist(capfd, monkeypatch, name):
     assert_cli_refuses(capfd, ["--model", name, "Hello"], f" {name}: there is no such file or folder")
     monkeypatch.setenv("QWEN3_MODEL", name)
@@ -236,17 +236,13 @@ def test_engines_that_cannot_be_had(capfd, monkeypatch, tmp_path):
 
 
 def test_answers_that_fit(capfd, tmp_path):
-    form, grammar, wrong = (tmp_path / name for name in ("form.json", "grammar", "wrong.json"))
-    form.write_text('{"type": "object", "properties": {"capital": {"enum": ["Rome", "Paris"]}}, '
-                    '"required": ["capital"], "additionalProperties": false}')
+    form, grammar = tmp_path / "form.json", tmp_path / "grammar"
+    form.write_text(json.dumps(FORM))
     grammar.write_text('start: "The city " NAME\nNAME: /Rome|Paris/')
-    wrong.write_text('{"properties": {"a": {"items": {"not": {}}}}}')
     status, out, err = run_main(capfd, *SHORT, "--json-schema", form, FRANCE)
     assert (status, json.loads(out)["capital"], err) == (0, "Paris", "")
     assert run_main(capfd, *SHORT, "--regex", "(Rome|Paris)!", FRANCE) == (0, "Paris!\n", "")
     assert run_main(capfd, *SHORT, "--grammar", grammar, FRANCE) == (0, "The city Paris\n", "")
-    assert_cli_refuses(capfd, ["--json-schema", wrong, FRANCE], "not")
-    assert_cli_refuses(capfd, ["--regex", "(", FRANCE], "unclosed")
     form.write_text("[3]")
     assert_cli_refuses(capfd, ["--json-schema", form, FRANCE], "form.json", "object")
 
@@ -265,13 +261,11 @@ def test_scores(capfd, demo, tmp_path):
     (tmp_path / "lines").write_text("\n".join(lines) + "\n")
     rows = [line.split("\t") for line in run_main(capfd, "--score", "--file", tmp_path / "lines")[1].splitlines()]
     for line, (logprob, tokens, perplexity, text) in zip(lines, rows, strict=True):
-        ids = demo.tokenizer.encode(line)
-        expected, n = 0.0, max(len(ids) - 1, 0)
-        if n:
-            x = qwen3.forward(demo, ids, qwen3.KVCache(demo.config), all_logits=True)[:-1].astype(np.float64)
-            expected = float((x[np.arange(n), ids[1:]] - np.log(np.exp(x).sum(axis=1))).sum())
-        assert (text, int(tokens)) == (line, n) and float(logprob) == pytest.approx(expected, abs=1e-3)
-        assert perplexity == "-" if n == 0 else float(perplexity) == pytest.approx(math.exp(-expected / n), rel=1e-3)
+        expected = score(demo, demo.tokenizer.encode(line)) if line else np.empty(0)
+        assert (text, int(tokens)) == (line, len(expected))
+        assert float(logprob) == pytest.approx(expected.sum(), abs=1e-3)
+        assert perplexity == "-" if not len(expected) else float(perplexity) == pytest.approx(
+            math.exp(-expected.mean()), rel=1e-3)
     for arguments, stdin in (([lines[0]], b""), ([], lines[0].encode()), (["-"], lines[0].encode())):
         assert json.loads(run_main(capfd, "--score", "--json", *arguments, stdin=stdin)[1]) == {
             "text": lines[0], "logprob": float(rows[0][0]), "tokens": int(rows[0][1]), "perplexity": float(rows[0][2])}
@@ -316,10 +310,8 @@ def test_options_that_do_not_go_together(capfd, line):
 
 
 @pytest.mark.parametrize("line, words", [
-    ("--top-k -3", "top-k -3"), ("--top-k 2.5", "top-k 2.5"), ("--temperature nan", "temperature nan"),
-    ("--temperature=-inf", "temperature -inf"), ("--temperature 1e999", "temperature"), ("--top-p 1.5", "top-p 1.5"),
-    ("--min-p 2", "min-p 2"), ("--max-tokens 0", "max 0"), ("--seed -1", "seed -1"), (f"--seed {'9' * 5000}", "seed"),
-    ("--repetition-penalty 0", "repetition"), ("--lookup -1", "lookup"), ("--think-budget -1", "--think-budget"),
+    ("--top-k 2.5", "top-k 2.5"), ("--temperature=-inf", "temperature -inf"), ("--max-tokens 0", "max 0"),
+    (f"--seed {'9' * 5000}", "seed"), ("--think-budget -1", "--think-budget"),
     ("--no-such-option", "no option --no-such-option"), ("--temprature=1", "did you mean --temperature?"),
     ("--rope-scaling yarn --rope-factor nan", "--rope-factor"), ("--quantize int7", "int7 int8 int4")])
 def test_values_are_checked_before_the_model_is_loaded(capfd, monkeypatch, line, words):

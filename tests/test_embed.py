@@ -10,13 +10,10 @@ from hypothesis import strategies as st
 
 import qwen3
 import qwen3_numba as fast
-from embedders import AFTER, BEFORE, SHAPE, add_modules, make_classifier, make_embedder, make_reranker, texts
-from fuzzing import damaged
-from helpers import assert_one_line, counting, edit_json, message_of, patiently, with_engine, with_tensors
-from make_random_model import make_random_model
+from embedders import AFTER, BEFORE, add_modules, make_classifier, make_embedder, make_reranker, texts
+from helpers import assert_one_line, counting, edit_json, message_of, patiently, with_tensors
 from qwen3_embed import END, POSITIONS, SEARCH, PASS_TOKENS, classify, embed, groups, rerank
 from qwen3_lib.app.models import why_not
-from qwen3_lib.generation.caches import Caches
 
 QUERY = "how do bees find home?"
 
@@ -73,17 +70,6 @@ def test_a_score_is_the_share_of_yes_after_the_prompt_of_the_training(judge):
     assert rerank(judge, QUERY, []).shape == (0,)
 
 
-def test_only_two_rows_of_the_head_are_computed(judge):
-    asked = []
-
-    def rows(model, name, token_ids):
-        asked.extend([token_ids] * (name == "lm_head"))
-        return judge.engine.rows(model, name, token_ids)
-
-    rerank(with_engine(judge, rows=rows, logits_of=None), QUERY, ["by the sun"] * 3)
-    assert asked == [[judge.tokenizer.token_to_id("no"), judge.tokenizer.token_to_id("yes")]]
-
-
 # ---- Files of sentence-transformers, and heads. test_embed_reference.py compares their results. ----------------------
 
 def test_nothing_is_appended_if_the_files_of_sentence_transformers_are_there(tmp_path):
@@ -121,27 +107,19 @@ def test_what_a_model_is(tmp_path, tiny_model):
     assert_one_line(message_of(classify, tiny_model, ["a"]), "not a classifier", "Qwen3ForSequenceClassification")
 
 
-@pytest.mark.parametrize("modules, pooling, words", [
-    (["WordWeights"], {}, ["modules.json", "WordWeights"]),
-    (["st_quantize.FlexibleQuantizer"], {}, ["FlexibleQuantizer", "sentence-transformers computes"]),
-    (["Dense"], {}, ["2_Dense/config.json: missing"]),
-    ([], {"pooling_mode_max_tokens": True}, ["1_Pooling", "pooling_mode_max_tokens"]),
-    ([], {"pooling_mode_cls_token": True}, ["1_Pooling", "pooling_mode_cls_token"]),
-    ([], {"pooling_mode": ["mean", "cls"]}, ["1_Pooling", "cls"])])
-def test_modules_that_are_refused(tmp_path, modules, pooling, words):
-    model = qwen3.load_model(add_modules(make_embedder(tmp_path), *modules, **pooling))
-    assert_one_line(message_of(embed, model, ["a"]), *words)
-
-
 @pytest.mark.parametrize("file, content, words", [
     ("modules.json", {"a": 1}, ["modules.json", "list"]),
+    *(("modules.json", [{"type": "Transformer", "path": ""}, {"type": "Pooling", "path": "1_Pooling"},
+                        {"type": kind, "path": "2"}], words) for kind, words in (
+        ("WordWeights", ["WordWeights"]), ("st_quantize.FlexibleQuantizer", ["sentence-transformers computes"]),
+        ("Dense", ["2/config.json: missing"]))),
+    ("1_Pooling/config.json", {"pooling_mode_max_tokens": True}, ["1_Pooling", "pooling_mode_max_tokens"]),
+    ("1_Pooling/config.json", {"pooling_mode": ["mean", "cls"]}, ["1_Pooling", "cls"]),
     ("config_sentence_transformers.json", {"prompts": [1]}, ["prompts must be"]),
     ("config_sentence_transformers.json", {"default_prompt_name": "x"}, ["default_prompt_name"]),
     ("config_sentence_transformers.json", {"truncate_dim": 0}, ["truncate_dim"]),
     ("sentence_bert_config.json", {"do_lower_case": True}, ["only plain texts"]),
     ("sentence_bert_config.json", {"modality_config": {"image": {}}}, ["only plain texts"]),
-    ("sentence_bert_config.json", {"modality_config": {"text": {}, "message": {"format": "structured"}}},
-     ["only plain texts"]),
     ("sentence_bert_config.json", {"processing_kwargs": {"text": {"max_length": 3}}}, ["only plain texts"]),
     ("sentence_bert_config.json", {"max_seq_length": "5"}, ["max_seq_length"]),
     ("sentence_bert_config.json", {"max_seq_length": 5}, ["text 1", "room for 5"])])
@@ -164,6 +142,7 @@ def test_what_is_listed_as_running(tmp_path):
 def test_what_nothing_says_how_to_compute(tmp_path, model):
     assert_one_line(message_of(embed, model, ["a"], prompt="title"), "no prompt 'title'", "query, document")
     assert_one_line(message_of(embed, model, ["a"], instruction="b", prompt="query"), "not both")
+    assert_one_line(message_of(embed, model, ["a"], dimensions=33), "dimensions must be at most 32")
     whole = make_embedder(tmp_path / "whole")
     edit_json(whole / "config.json", {"is_causal": False})
     assert_one_line(message_of(qwen3.load_model, whole), "is_causal = False", "transformers computes it")
@@ -179,27 +158,6 @@ def test_what_nothing_says_how_to_compute(tmp_path, model):
 
 
 # ---- Many texts ------------------------------------------------------------------------------------------------------
-
-def one_token_at_a_time(model):
-    """The model with an engine that always adds in the same order, whatever shares the pass."""
-    def hidden_states(model, ids, cache):
-        if isinstance(cache, Caches):
-            parts = np.split(ids, np.cumsum(cache.counts)[:-1])
-            return np.concatenate([hidden_states(model, part, each) for part, each in zip(parts, cache.caches)])
-        return np.concatenate([qwen3.hidden_states(model, [token], cache) for token in ids])
-
-    return with_engine(model, hidden_states=hidden_states)
-
-
-def test_a_text_has_the_same_vector_whatever_is_beside_it(model, judge, some_texts):
-    """To the last bit, if the engine has one order of summation; NumPy has not, so it may differ by rounding."""
-    for model, work in ((model, embed), (model, lambda *args: embed(*args, instruction=SEARCH)),
-                        (judge, lambda model, documents: rerank(model, QUERY, documents))):
-        exact = one_token_at_a_time(model)
-        alone = np.array([work(exact, [text])[0] for text in some_texts])
-        np.testing.assert_array_equal(work(exact, some_texts), alone)
-        np.testing.assert_allclose(work(model, some_texts), alone, atol=3e-6)
-
 
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_the_fast_engine_gives_the_same_bits_in_a_batch(quantize, embedder, reranker, some_texts, tmp_path):
@@ -274,11 +232,6 @@ def test_wrong_texts(model, judge, wrong, words):
                                                                if "list" not in word))
 
 
-@pytest.mark.parametrize("dimensions", [0, 33, 1.5, True])
-def test_wrong_dimensions(model, dimensions):
-    assert_one_line(message_of(embed, model, ["a"], dimensions=dimensions), "dimensions")
-
-
 def test_models_for_something_else(model, judge, tiny_model):
     assert_one_line(message_of(embed, judge, ["a"]), "not an embedding model", "Qwen/Qwen3-Embedding-0.6B")
     assert_one_line(message_of(rerank, model, QUERY, ["a"]), "embedding model", "Qwen/Qwen3-Reranker-0.6B")
@@ -293,10 +246,3 @@ def test_a_vector_without_a_direction(tmp_path, tensor, value):
     shape = (64, 32) if "up_proj" in tensor else (32,)
     with_tensors(folder / "model.safetensors", {tensor: np.full(shape, value, np.float32)})
     assert_one_line(message_of(embed, qwen3.load_model(folder), ["bee", "sun"]), "vector of text 1", "damaged")
-
-
-def test_missing_tensors(tmp_path):
-    """Names without `model.` are checked like others."""
-    folder = make_embedder(tmp_path / "model", SHAPE)
-    with_tensors(folder / "model.safetensors", {"layers.1.mlp.up_proj.weight": None})
-    assert_one_line(message_of(qwen3.load_model, folder), "layers.1.mlp.up_proj.weight is missing")

@@ -4,8 +4,6 @@ import json
 import os
 import pty
 import runpy
-import signal
-import subprocess
 import sys
 
 import numpy as np
@@ -50,24 +48,16 @@ def refusal(*arguments, **options) -> str:
     return done.stderr.decode()
 
 
-def test_lines_become_an_array(embedder):
-    """Also with a byte order mark, and with the line ends of another system."""
-    text = "\ufeff" + "\r\n".join(LINES)
-    vectors = np.load(io.BytesIO(output("--model", embedder, "--instruction", SEARCH, "--dimensions", 8, stdin=text)))
-    np.testing.assert_array_equal(vectors, embed(qwen3.load_model(embedder), LINES, SEARCH, 8))
+def test_lines_become_an_array_or_objects(embedder):
+    """Also with a byte order mark, and the line ends of another system; only a line feed ends a line, as in sed."""
+    lines = ["a\rb", "c\u2028d\x0ce", *LINES]
+    options, text = ("--model", embedder, "--instruction", SEARCH, "--dimensions", 8), "\ufeff" + "\r\n".join(lines)
+    vectors = np.load(io.BytesIO(output(*options, stdin=text)))
+    expected = embed(qwen3.load_model(embedder), lines, SEARCH, 8)
+    np.testing.assert_array_equal(vectors, expected)
     assert vectors.dtype == np.float32
-
-
-def test_only_a_line_feed_ends_a_line(embedder):
-    """Row i belongs to line i of `sed` and of editors."""
-    lines = output("--model", embedder, "--json", stdin="a\rb\r\nc\u2028d\x0ce\n").decode().removesuffix("\n")
-    assert [json.loads(line)["text"] for line in lines.split("\n")] == ["a\rb", "c\u2028d\x0ce"]
-
-
-def test_json_lines(embedder):
-    found = [json.loads(line) for line in output("--model", embedder, "--json").splitlines()]
-    assert [entry["text"] for entry in found] == LINES
-    expected = embed(qwen3.load_model(embedder), LINES)
+    found = [json.loads(line) for line in output(*options, "--json", stdin=text).splitlines()]
+    assert [entry["text"] for entry in found] == lines
     np.testing.assert_allclose([entry["vector"] for entry in found], expected, atol=1e-7)
 
 
@@ -199,15 +189,3 @@ def test_search(embedder, reranker, tmp_path):
     index.write_bytes(index.read_bytes()[:300])
     assert "index.npz: no index" in refusal("find", index, "sun", main=search)
     assert "no such folder" in refusal("index", index, tmp_path / "nowhere", main=search)
-
-
-def test_ctrl_c_in_a_search(embedder, tmp_path):
-    """One line and status 130, while it waits for an index that never comes through a pipe."""
-    index = tmp_path / "index.npz"
-    os.mkfifo(index)
-    process = subprocess.Popen([sys.executable, ROOT / SEARCHER, "find", index, "sun"], stderr=subprocess.PIPE)
-    with open(index, "wb"):  # opened once the program reads
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert_one_line(err.decode(), "search.py: interrupted")

@@ -1,9 +1,7 @@
-"""Qwen3-VL-Embedding and Qwen3-VL-Reranker, on random weights: texts and pictures, compared with transformers, and
-scores with sentence-transformers, too."""
+"""Qwen3-VL-Embedding and Qwen3-VL-Reranker, on random weights: texts and pictures, compared with transformers."""
 import json
 import shutil
 from dataclasses import replace
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ import tokenizers
 
 import qwen3_embed
 from configs import ROOT, vl_config
-from embedders import BEFORE, tokenizer_of
+from embedders import BEFORE, add_modules, tokenizer_of
 from helpers import message_of
 from make_random_model import make_random_model
 from tokenizer_utils import Tokenizer
@@ -25,6 +23,7 @@ from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLIm
 
 PAD = tokenizers.Tokenizer.from_file(str(ROOT / "demo/tokenizer.json")).token_to_id("<|image_pad|>")
 PICTURES = [noise(300, 260), noise(70, 200, 1)]  # the second one stays smaller than in a chat
+NORMALIZE = "sentence_transformers.models.Normalize"
 ITEMS = [{"image": PICTURES[0], "text": "bees on a tea ship"}, "bees on a tea ship", {"image": PICTURES[1]},
          {"text": "rain"}]
 
@@ -73,12 +72,7 @@ def shown(item):
 def test_embeddings(engine, both, instruction):
     """Texts, pictures and both, each like the hidden state of the last token of the conversation."""
     path, theirs = both
-    (path / "modules.json").write_text(json.dumps([
-        {"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"}
-        for i, (folder, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling"),
-                                            ("2_Normalize", "Normalize")))]))
-    (path / "1_Pooling").mkdir(exist_ok=True)
-    (path / "1_Pooling/config.json").write_text('{"pooling_mode_lasttoken": true, "pooling_mode_mean_tokens": false}')
+    add_modules(path, NORMALIZE, pooling_mode="lasttoken")
     model = load(engine, path)
     vectors = qwen3_embed.embed(model, ITEMS, instruction)
     assert vectors.shape == (len(ITEMS), model.config.hidden_size)
@@ -103,18 +97,13 @@ TEMPLATE = """{% for m in messages %}<|im_start|>{{ m.role }}
 
 
 def test_messages_by_sentence_transformers_files(both):
-    """With these files, an instruction or prompt is the system message, as it is; without one, there is none. A
-    text's vector is the same beside texts and pictures. Once compared with sentence-transformers 6.2: within 3e-7."""
+    """With these files, an instruction or prompt is the system message, as it is; without one, there is none."""
     path, theirs = both
-    files = {"modules.json": [{"idx": i, "name": str(i), "path": folder, "type": f"sentence_transformers.models.{kind}"}
-                              for i, (folder, kind) in enumerate((("", "Transformer"), ("1_Pooling", "Pooling"),
-                                                                  ("2_Normalize", "Normalize")))],
-             "1_Pooling/config.json": {"pooling_mode": "lasttoken"},
-             "config_sentence_transformers.json": {"prompts": {"query": "Find."}},
+    add_modules(path, NORMALIZE, pooling_mode="lasttoken")
+    files = {"config_sentence_transformers.json": {"prompts": {"query": "Find."}},
              "sentence_bert_config.json": {"modality_config": {"text": {}, "image": {},
                                                                "message": {"format": "structured"}},
                                            "processing_kwargs": {"chat_template": {"add_generation_prompt": True}}}}
-    (path / "1_Pooling").mkdir(exist_ok=True)
     for name, content in files.items():
         (path / name).write_text(json.dumps(content))
     model = load("qwen3", path)
@@ -126,7 +115,7 @@ def test_messages_by_sentence_transformers_files(both):
                 state = last_state(theirs, model, f"<|im_start|>system\n{system}<|im_end|>\n" * bool(system) +
                                    f"<|im_start|>user\n{text}<|im_end|>\n<|im_start|>assistant\n", images, 1800)
                 assert np.abs(vector - state / np.linalg.norm(state)).max() < 1e-4 * vector.std()
-    for name in files:
+    for name in ("modules.json", *files):
         (path / name).unlink()
 
 
@@ -173,51 +162,3 @@ def test_scores(engine, both):
             state = last_state(theirs, model, f"{BEFORE}{both_texts}<|im_end|>\n<|im_start|>assistant\n",
                                images + more, 1280)
             assert abs(score - 1 / (1 + np.exp(-state @ (yes - no)))) < 1e-4
-
-
-# The text that a Qwen3-VL-Reranker reads, from messages of the roles that sentence-transformers gives to a pair.
-PAIR = """{% macro shown(role) %}{% for m in messages if m.role == role %}{% for part in m.content %}{{
-part.text if part.type == 'text' else '<|vision_start|><|image_pad|><|vision_end|>' }}{% endfor %}{% endfor
-%}{% endmacro %}""" + \
-    BEFORE + """<Instruct>: {{ shown('system') or 'DEFAULT' }}<Query>:{{ shown('query') }}
-<Document>:{{ shown('document') }}<|im_end|>
-<|im_start|>assistant
-
-""".replace("DEFAULT", "Given a search query, retrieve relevant candidates that answer the query.")
-
-
-@both_engines
-def test_scores_by_sentence_transformers(engine, both, tmp_path, monkeypatch):
-    """CrossEncoder loads the folder by its modules.json, as in the model's card, and makes a message of each part."""
-    st = pytest.importorskip("sentence_transformers")
-    from sentence_transformers.base.modules import transformer as room
-    folder = shutil.copytree(both[0], tmp_path / "folder")
-    model = load(engine, folder)
-    yes, no = map(model.tokenizer.token_to_id, ("yes", "no"))
-    kinds = {"": "sentence_transformers.base.modules.transformer.Transformer",
-             "1_LogitScore": "sentence_transformers.cross_encoder.modules.logit_score.LogitScore"}
-    reads = {"method": "forward", "method_output_name": "logits"}
-    (folder / "1_LogitScore").mkdir()
-    for name, content in {
-            "modules.json": [{"idx": i, "name": str(i), "path": path, "type": kind}
-                             for i, (path, kind) in enumerate(kinds.items())],
-            "1_LogitScore/config.json": {"true_token_id": yes, "false_token_id": no},
-            "config_sentence_transformers.json": {"model_type": "CrossEncoder"},
-            "sentence_bert_config.json": {
-                "transformer_task": "any-to-any", "module_output_name": "causal_logits", "modality_config": {
-                    "text": reads, "image": reads, "message": reads | {"format": "structured"}}}}.items():
-        (folder / name).write_text(json.dumps(content))
-
-    class Processor(transformers.Qwen3VLProcessor):
-        def check_argument_for_proper_class(self, *given):
-            """Takes no processor of videos, which would need torchvision."""
-
-    words = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"), padding_side="left",
-                                                 pad_token="<|endoftext|>")
-    made = Processor(image_processor(1280), words, None, chat_template=PAIR)
-    monkeypatch.setattr(room, "AutoProcessor", SimpleNamespace(from_pretrained=lambda *given, **options: made))
-    theirs = st.CrossEncoder(str(folder), device="cpu", activation_fn=torch.nn.Sigmoid())
-    for query, instruction in (("where bees rest", None), ({"image": PICTURES[0]}, "Judge.")):
-        expected = theirs.predict([(query, item) for item in ITEMS], prompt=instruction, show_progress_bar=False)
-        assert np.ptp(expected) > 0.01
-        np.testing.assert_allclose(qwen3_embed.rerank(model, query, ITEMS, instruction), expected, atol=1e-5)

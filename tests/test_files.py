@@ -9,14 +9,13 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from configs import BASE, FRANCE, PARIS, ROOT, VOCABULARY
-from helpers import (assert_cli_refuses, assert_one_line, edit_json, endless, finish, message_of, random_ids, run_main)
+from helpers import (WEATHER, assert_cli_refuses, assert_one_line, edit_json, endless, filled_cache, finish, message_of,
+                     random_ids, run_main)
 from make_random_model import make_random_model
 from qwen3_lib.app import files
 from qwen3_lib.io.packed import save_quantized
 
-TOOLS = [{"type": "function", "function": {
-    "name": "get_weather", "description": "Get the current weather of a city.",
-    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}, "required": ["city"]}}}]
+TOOLS = [WEATHER]
 MIA = [{"role": "user", "content": "My name is Mia."}, {"role": "assistant", "content": "Nice to meet you, Mia!"},
        {"role": "user", "content": "What is my name?"}]
 LISBON = "What is the weather in Lisbon?"
@@ -96,9 +95,8 @@ def test_a_saved_prompt_is_taken_up(capfd, demo, tmp_path):
 
 
 def test_saved_prompts_that_are_refused(demo, model, tmp_path, capfd):
-    cache, file = qwen3.KVCache(demo.config), tmp_path / "cache"
-    qwen3.forward(demo, random_ids(9), cache)
-    files.save_prompt_cache(cache, demo, file)
+    file = tmp_path / "cache"
+    files.save_prompt_cache(filled_cache(demo, random_ids(9)), demo, file)
     content = file.read_bytes()
     assert "another model" in message_of(files.load_prompt_cache, model, file)
     for damaged in (content[:-1], content[:-1] + bytes([content[-1] ^ 1]), b""):
@@ -120,15 +118,10 @@ def test_a_place_that_cannot_be_written_is_refused_before_the_work(tmp_path, cap
 
 def test_a_saved_prompt_belongs_to_the_config_it_was_made_with(tmp_path):
     folder = make_random_model(BASE | {"vocab_size": VOCABULARY}, tmp_path / "model")
-    for theta, refused in ((1000000, False), (10000, True)):
-        edit_json(folder / "config.json", {"rope_theta": theta})
-        model = qwen3.load_model(folder)
-        if refused:
-            assert "another model" in message_of(files.load_prompt_cache, model, tmp_path / "cache")
-        else:
-            cache = qwen3.KVCache(model.config)
-            qwen3.forward(model, [1, 2], cache)
-            files.save_prompt_cache(cache, model, tmp_path / "cache")
+    model = qwen3.load_model(folder)
+    files.save_prompt_cache(filled_cache(model, [1, 2]), model, tmp_path / "cache")
+    edit_json(folder / "config.json", {"rope_theta": 10000})
+    assert "another model" in message_of(files.load_prompt_cache, qwen3.load_model(folder), tmp_path / "cache")
 
 
 def test_an_interrupted_answer_keeps_the_prompt(pristine, tmp_path):
@@ -142,12 +135,10 @@ def test_an_interrupted_answer_keeps_the_prompt(pristine, tmp_path):
 def test_saved_prompts_of_each_engine(tmp_path):
     """Each is taken up again, and by no engine that keeps weights or cache in another form."""
     save_quantized(fast.load_model(ROOT / "demo", "int8"), tmp_path / "packed", "int8")
-    models = {"f16": fast.load_model(ROOT / "demo"), "bf16": fast.load_model(ROOT / "demo", kv_dtype="bf16"),
-              "kv int8": fast.load_model(ROOT / "demo", kv_dtype="int8"),
-              "int8": fast.load_model(ROOT / "demo", "int8"),
-              "rounded": fast.load_model(ROOT / "demo", activations="bf16"),
-              "attention in float32": fast.load_model(ROOT / "demo", "int8", activations="f32"),
-              "saved": fast.load_model(tmp_path / "packed"), "numpy": qwen3.load_model(ROOT / "demo")}
+    models = {"numpy": qwen3.load_model(ROOT / "demo"), "saved": fast.load_model(tmp_path / "packed")} | {
+        name: fast.load_model(ROOT / "demo", **options) for name, options in {
+            "f16": {}, "kv int8": {"kv_dtype": "int8"}, "int8": {"quantize": "int8"}, "bf16": {"kv_dtype": "bf16"},
+            "rounded": {"activations": "bf16"}, "attention in float32": {"quantize": "int8", "activations": "f32"}}.items()}
     ids = random_ids(30)
     for name, model in models.items():
         cache = model.engine.new_cache(model.config)

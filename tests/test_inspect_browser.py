@@ -10,7 +10,7 @@ import pytest
 
 import qwen3
 import qwen3_inspect
-from configs import BASE, HYBRID, HYBRID_MOE, ROOT, VOCABULARY
+from configs import BASE, HYBRID, HYBRID_MOE, VOCABULARY
 from helpers import assert_looks, complaints_of
 from make_random_model import make_random_model
 from oracle import oracle

@@ -138,8 +138,7 @@ def test_killed_at_random_points(scratch, expected):
 
 def test_killed_while_it_begins(scratch, expected):
     """Before the first result: the description is torn, or whole and there is no output yet."""
-    out = scratch / "out.jsonl"
-    job = (scratch / "whole/out.jsonl.job").read_bytes()
+    out, job = scratch / "out.jsonl", (scratch / "whole/out.jsonl.job").read_bytes()
     for n in (0, 1, len(job) // 2, len(job)):
         (scratch / "out.jsonl.job").write_bytes(job[:n])
         out.unlink(missing_ok=True)
@@ -238,27 +237,25 @@ def test_a_full_disk(scratch, expected):
 
 def test_a_disk_too_full_for_the_description(scratch):
     """OUT.job is written before any result. Closing it fails, too, without a traceback; the job can begin later."""
-    out, said = scratch / "out.jsonl", scratch / "said"
-    (scratch / "in.jsonl").write_text('{"prompt": "a"}')
+    source, out, said = write_input(scratch, ["a"]), scratch / "out.jsonl", scratch / "said"
 
     def job():
         resource.setrlimit(resource.RLIMIT_FSIZE, (30, resource.RLIM_INFINITY))
-        message = message_of(run, scratch / "in.jsonl", out)
+        message = message_of(run, source, out)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
         said.write_text(message)
 
     forked(job)
     assert_one_line(said.read_text(), "out.jsonl: cannot be written: File too large")
-    run(scratch / "in.jsonl", out)
+    run(source, out)
     assert [*results(out)] == [1]
 
 
 # ---- Refused ---------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("change, words", [
-    ({"input's sha256": "c"}, 'input\'s sha256 was "a" and is "c" now'), ({"model": "4B"}, 'model was "demo"'),
-    ({"temperature": 0.5}, "temperature was null and is 0.5 now"), ({"stop": ("x", "y")}, 'is ["x", "y"] now'),
-    ({"top_k": 5}, "top_k was null and is 5 now")])
+    ({"input's sha256": "c"}, 'input\'s sha256 was "a" and is "c" now'), ({"stop": ("x", "y")}, 'is ["x", "y"] now'),
+    ({"temperature": 0.5}, "temperature was null and is 0.5 now"), ({"top_k": 5}, "top_k was null and is 5 now")])
 def test_another_job_is_refused_by_name(scratch, change, words):
     source, out = write_input(scratch, ["a", "b"]), scratch / "out.jsonl"
     run(source, out)
@@ -334,15 +331,6 @@ def test_progress_is_told_where_no_bar_shows_it(scratch, monkeypatch, capfd):
     run(write_input(scratch, ["a", "b", "c"]), scratch / "out.jsonl", Stub(slots=1))
     lines = [line.rpartition(", ")[0] for line in capfd.readouterr().err.splitlines()[:-1]]
     assert lines == [f"{scratch / 'out.jsonl'}: {n} of 3 records" for n in (1, 2, 3)]
-
-
-def test_fail_fast_keeps_what_is_finished(scratch):
-    source, out = write_input(scratch, ["a", "b", "refuse", "d"]), scratch / "out.jsonl"
-    message = message_of(run, source, out, Stub(slots=1), fail_fast=True)
-    assert_one_line(message, "record 3: the prompt doesn't fit")
-    assert sorted(results(out)) == [1, 2]
-    run(source, out)
-    assert sorted(results(out)) == [1, 2, 3, 4] and "error" in results(out)[3]
 
 
 def test_memory_stays_flat(scratch):

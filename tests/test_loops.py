@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import qwen3
 from configs import FRANCE, ROOT
-from helpers import patiently, random_ids, run_main
+from helpers import patiently, random_ids
 from qwen3_lib.app.chat import Chat
 from qwen3_lib.generation.batch import Batch
 from qwen3_lib.generation.completion import Completion
@@ -122,13 +122,6 @@ def test_a_circle_may_have_thoughts_in_it(demo):
     assert answer.finish_reason == "loop" and len(answer.token_ids) < 2500  # the first circle closes a thought
 
 
-def test_an_answer_in_circles_ends_with_the_reason(demo):
-    circle = demo.tokenizer.encode(CIRCLE)
-    script = [*demo.tokenizer.encode("<think>\n\n</think>\n\n"), *circle * 99]
-    answer = qwen3.chat(saying(demo, script), FRANCE, stop_loops=True, temperature=0).finish()
-    assert (answer.finish_reason, len(answer.token_ids)) == ("loop", ends_at(script))
-
-
 def test_guesses_and_company_never_change_where_an_answer_ends(model, monkeypatch):
     for name, value in {"SIZE": 3, "LEAST": 12, "WINDOW": 60, "FEW": 2}.items():
         monkeypatch.setattr(StopLoops, name, value)
@@ -148,23 +141,14 @@ def test_guesses_and_company_never_change_where_an_answer_ends(model, monkeypatc
     assert [told(Completion(model, prompt, lookup=4, **options).finish()) for prompt in prompts] == alone
 
 
-@pytest.fixture
-def soon(monkeypatch):
+def test_a_chat_ends_circles_unless_it_is_told_not_to(demo, capfd, monkeypatch):
+    """As the command line does with --stop-loops: it says so in one line."""
     monkeypatch.setattr(StopLoops, "LEAST", 200)
-
-
-def test_the_command_line_says_it_in_one_line(soon, capfd):
-    args = ["--no-think", "--regex", LONG, FRANCE]
-    status, out, err = run_main(capfd, "--stop-loops", *args)
-    assert status == 0 and 15 < out.count(CIRCLE) < 30 and "repeats the same text" in err and err.count("\n") == 1
-    assert run_main(capfd, *args)[1:] == (CIRCLE * 30 + "\n", "")
-
-
-def test_a_chat_ends_circles_unless_it_is_told_not_to(soon, demo, capfd):
     chat = Chat(demo, [], enable_thinking=False, options=AnswerOptions(schema=regex(LONG)))
     chat.handle(FRANCE)
     out, err = capfd.readouterr()
-    assert out.count(CIRCLE) < 30 and "repeats the same text" in err and chat.last.finish_reason == "loop"
+    assert 15 < out.count(CIRCLE) < 30 and "repeats the same text" in err and err.count("\n") == 1
+    assert chat.last.finish_reason == "loop"
     chat.handle("/set stop_loops off")
     chat.handle(FRANCE)
     assert capfd.readouterr().out == CIRCLE * 30 + "\n" and chat.last.finish_reason == "stop"

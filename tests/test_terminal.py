@@ -9,7 +9,6 @@ import sys
 import pytest
 
 import qwen3
-import qwen3_numba
 from configs import FRANCE, ROOT
 from helpers import read_safetensors
 from fuzzing import any_answer, cut_up, pairs_of, taken_apart
@@ -21,25 +20,18 @@ from test_qwen3_moe import MOE
 
 # ---- a cut answer ---------------------------------------------------------------------------------------------------
 
-def test_a_thought_that_ended_before_the_cut(demo):
-    whole = qwen3.chat(demo, FRANCE).finish()
-    closing = whole.token_ids.index(demo.tokenizer.token_to_id("</think>"))
-    cut = [terminal.cut_note(qwen3.chat(demo, FRANCE, max_new_tokens=n).finish()) for n in (closing + 1, closing + 4)]
-    assert cut[0].startswith("The thought took ") and cut[1].startswith("The answer was cut off")
-
-
-def test_json_that_is_cut_off_is_called_incomplete(demo):
-    cut = qwen3.chat(demo, FRANCE, enable_thinking=False, schema={"type": "object"}, max_new_tokens=2).finish()
-    assert "the JSON is not complete" in terminal.cut_note(cut) and cut.finish_reason == "length"
-
-
-@pytest.mark.parametrize("thinking, words", [(None, "The thought took 4 tokens"),
-                                             (False, "The answer was cut off after 4 tokens")])
-def test_a_full_context_is_named_and_no_option(demo, thinking, words):
-    prompt = len(qwen3.chat(demo, FRANCE, None, thinking).prompt_ids)
-    small = dataclasses.replace(demo, config=dataclasses.replace(demo.config, context_length=prompt + 4))
-    told = terminal.cut_note(qwen3.chat(small, FRANCE, None, thinking).finish())
-    assert told.startswith(words) and f"the context of {prompt + 4} tokens is full" in told and "max" not in told
+@pytest.mark.parametrize("options, full, words", [
+    ({"max_new_tokens": 4}, False, "The thought took 4 tokens, and no answer followed: raise --max-tokens for more."),
+    ({"max_new_tokens": 12}, False, "The answer was cut off after 12 tokens: raise --max-tokens for more."),
+    ({}, True, "The thought took 4 tokens, and no answer followed: the context of"),
+    ({"enable_thinking": False}, True, "The answer was cut off after 4 tokens: the context of"),
+    ({"enable_thinking": False, "schema": {"type": "object"}, "max_new_tokens": 2}, False,
+     "The answer was cut off after 2 tokens, and the JSON is not complete: raise --max-tokens for more.")])
+def test_why_an_answer_was_cut_off(demo, options, full, words):
+    length = len(qwen3.chat(demo, FRANCE, **options).prompt_ids) + 4 if full else 4096
+    model = dataclasses.replace(demo, config=dataclasses.replace(demo.config, context_length=length))
+    told = terminal.cut_note(qwen3.chat(model, FRANCE, temperature=0, **options).finish())
+    assert told.startswith(words) and ("is full" in told) == full
 
 
 # ---- the terminal ---------------------------------------------------------------------------------------------------
@@ -67,11 +59,6 @@ def test_banner_and_sizes(demo, tmp_path):
         assert terminal.parameters(demo.folder, config) == n
     # Its embedding is its lm_head.
     assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.folder, demo.config)
-
-
-@pytest.mark.parametrize("quantize, name", [(None, "bf16"), ("int8", "int8"), ("int4", "int4")])
-def test_the_banner_names_the_format(quantize, name):
-    assert terminal.banner(qwen3_numba.load_model(ROOT / "demo", quantize)).endswith(f"· numba {name}")
 
 
 def test_a_mixture_of_experts_reads_a_share_of_its_weights(tmp_path):

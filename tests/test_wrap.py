@@ -28,7 +28,7 @@ def test_plain_words_are_broken_as_textwrap_breaks_them(width):
         assert [line.rstrip() for line in lines] == textwrap.wrap(" ".join(words), width, break_on_hyphens=False)
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(10))
 def test_any_text_in_any_pieces(seed):
     """Pieces change nothing; nothing is lost but spaces at the end of a line; only what can't be broken is longer."""
     rng = random.Random(seed)
@@ -63,10 +63,3 @@ def test_links_and_code_are_left_whole():
     code = "```python\nprint('a long line of code', 'that can be copied as it is')\n```\n"
     assert link in wrapped(f"see there: {link} or elsewhere", 40)
     assert wrapped(code + "and then the words go on again", 20) == code + "and then the words \ngo on again"
-
-
-def test_the_width_may_change_with_each_line():
-    widths = iter([20, 10, 30, 40])
-    wrap = Wrap(lambda: next(widths))
-    out = wrap.feed("aaaa " * 13) + wrap.flush()
-    assert [len(line.rstrip()) for line in out.split("\n")] == [19, 9, 29, 4]

@@ -94,12 +94,10 @@ def test_a_console_and_a_pipe_of_windows(monkeypatch):
 PROGRAMS = "qwen3.py", "qwen3_numba.py", "qwen3_batch.py", "qwen3_embed.py", "qwen3_inspect.py", "qwen3_server.py"
 
 
-@pytest.mark.parametrize("program, change, words", [
-    ("qwen3.py", "sys.maxsize = 2**31 - 1", ("this is Python", "64 bits, little-endian")),
-    ("qwen3.py", "sys.byteorder = 'big'", ("this is Python", "64 bits, little-endian")), *(
-        (program, *rest) for program in PROGRAMS for rest in [
-            ("import typing; del typing.Self", ("this is Python", "3.11 or newer")),  # as in Python 3.10
-            ("sys.modules['numpy'] = None", ("numpy", "pip install numpy safetensors"))])])
+@pytest.mark.parametrize("program", PROGRAMS)
+@pytest.mark.parametrize("change, words", [
+    ("import typing; del typing.Self", ("this is Python", "3.11 or newer")),  # as in Python 3.10
+    ("sys.modules['numpy'] = None", ("numpy", "pip install numpy safetensors"))])
 def test_pythons_that_do_not_do(program, change, words):
     source = f"import runpy, sys\n{change}\nsys.argv = [{program!r}]\nrunpy.run_path({program!r}, run_name='__main__')"
     done = subprocess.run([sys.executable, "-c", source], cwd=ROOT, capture_output=True, text=True, timeout=60)

@@ -7,7 +7,6 @@ gets batches of 8 texts, in the order in which they come, padded on the left. ll
 fit into 2,048 tokens. The text goes to bench/EMBED.md.
 """
 import ctypes
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,8 @@ from typing import Any
 import numpy as np
 
 import harness
-from harness import Bench, alone, publish, seconds, table
-from peers import ENTRIES, LlamaEngine, gguf_file
+from harness import Bench, engines_table, seconds, table
+from peers import LlamaEngine, peer_file, torch_model
 
 ENGINES = ("bf16", "llama-bf16", "int8", "llama-q8_0", "numpy", "torch")
 RATIOS = [("bf16", "llama-bf16"), ("bf16", "torch"), ("int8", "llama-q8_0"), ("int8", "torch")]
@@ -40,14 +39,9 @@ class OurEngine:
                                       lambda states, ids: states[-1]))
 
 
-class TorchEngine:
+class TorchEmbedder:
     def __init__(self, path: Path, threads: int):
-        import torch
-        import transformers
-        torch.set_grad_enabled(False)
-        torch.set_num_threads(threads)
-        transformers.utils.logging.disable_progress_bar()
-        self.tensor, self.model = torch.tensor, transformers.AutoModel.from_pretrained(path, dtype=torch.float32).eval()
+        self.tensor, self.model = torch_model(path, threads, "AutoModel")
 
     def embed(self, texts: list[list[int]]) -> np.ndarray:
         rows = []
@@ -85,8 +79,8 @@ class LlamaEmbedder(LlamaEngine):
 
 def start_embedder(name: str, path: Path, folder: Path, threads: int, repack: bool) -> Any:
     if name.startswith("llama"):
-        return LlamaEmbedder(gguf_file(folder, name), threads, repack)
-    return TorchEngine(path, threads) if name == "torch" else OurEngine(path, name, threads)
+        return LlamaEmbedder(peer_file(path, folder, name), threads, repack)
+    return TorchEmbedder(path, threads) if name == "torch" else OurEngine(path, name, threads)
 
 
 def speed(engine: Any, texts: list[list[int]]) -> float:
@@ -107,30 +101,22 @@ def inputs(vocab_size: int) -> dict[str, list[list[int]]]:
 
 
 def main() -> None:
-    args = harness.parsed(harness.options(__doc__))
-    from qwen3_lib.io.models import Checkpoint
-    with tempfile.TemporaryDirectory() as temporary:
-        folder, bench, found = Path(temporary), Bench(args), {}
-        path = args.model or alone(partial(harness.random_model, vocab_size=151669, max_position_embeddings=32768),
-                                   folder / "model")
-        config = Checkpoint(path).config()
-        texts = inputs(config.vocab_size)
+    make = partial(harness.random_model, vocab_size=151669, max_position_embeddings=32768)
+    with Bench(harness.parsed(harness.options(__doc__)), make) as bench:
+        texts = inputs(bench.config.vocab_size)
         for name in ENGINES:
-            found[name] = bench.open(name, path, folder, start_embedder, check=partial(vectors, texts=texts["mixed"]))
+            bench.open(name, start_embedder, check=partial(vectors, texts=texts["mixed"]))
         for kind, some in texts.items():
             bench.each(kind, speed, some)
-        names = [*bench.workers]
-        bench.close()
-    theirs = found["torch"] if "torch" in names else np.nan
-    rows = [[ENTRIES[name].engine, ENTRIES[name].format, *(f"{bench.median(name, kind):.2f}" for kind in COUNTS),
-             f"{(found[name] * theirs).sum(axis=1).min():.6f}"] for name in names]
-    publish(args.out / "EMBED.md", args.threads, [
-        f"{config.num_hidden_layers} layers, hidden_size {config.hidden_size}. Texts per second, medians of the rounds;"
-        " the smallest cosine of the mixed texts.", "",
-        *table(["engine", "format", *(f"{kind} tokens" for kind in COUNTS), "cosine to torch"], *rows), "",
-        *table(["ratio, median of the rounds", *COUNTS], *([f"{a} / {b}", *(f"{bench.ratio(a, b, kind):.2f}"
-                                                                             for kind in COUNTS)] for a, b in RATIOS))],
-            bench.notes)
+        theirs = bench.checked.get("torch", np.nan)
+        bench.publish(
+            "EMBED.md", f"{bench.config.num_hidden_layers} layers, hidden_size {bench.config.hidden_size}. Texts per "
+            "second, medians of the rounds; the smallest cosine of the mixed texts.", "",
+            *engines_table([*(f"{kind} tokens" for kind in COUNTS), "cosine to torch"], {name: [
+                *(f"{bench.median(name, kind):.2f}" for kind in COUNTS), f"{(ours * theirs).sum(axis=1).min():.6f}"]
+                for name, ours in bench.checked.items()}), "",
+            *table(["ratio, median of the rounds", *COUNTS], *(
+                [f"{a} / {b}", *(f"{bench.ratio(a, b, kind):.2f}" for kind in COUNTS)] for a, b in RATIOS)))
 
 
 if __name__ == "__main__":

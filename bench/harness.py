@@ -1,34 +1,74 @@
 """What all measurements share: processes, rounds, the memory's limit, tables.
 
-    bench = Bench(args)
-    bench.open("int8", path, folder, start)     a process with an engine, or a note why it is left out
-    bench.each("decode", decode_speed, ids)     rounds over all engines in turn -> values["int8", "decode"]
-    bench.ratio("int8", "llama-q8_0", "decode")
+    with Bench(args, make) as bench:                a model, and a folder for the files of other engines
+        bench.open("int8", start)                   a process with an engine, or a note why it is left out
+        bench.each("decode", decode_speed, ids)     rounds over all engines in turn -> values["int8", "decode"]
+        bench.ratio("int8", "llama-q8_0", "decode")
 
-A work gets the engine of its process first: decode_speed(engine, ids). The first round warms up. Speeds are medians of
+A work is a function that gets the engine of its process first, decode_speed(engine, ids), or the name of the engine's
+method. The first round warms up. Speeds are medians of
 the rounds, ratios medians of each round's ratio: on a shared machine a ratio means something, a single speed does not.
 """
 import argparse
 import contextlib
 import datetime
+import importlib.util
 import os
 import platform
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from dataclasses import dataclass
 from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
+
+@dataclass(frozen=True)
+class Entry:
+    """A row of the tables. `weight_bytes` counts the bytes of a weight, its share of the group's scale included."""
+    engine: str
+    format: str
+    weight_bytes: float
+    kv_bytes: int  # of a number in the KV cache
+    needs: tuple[str, ...]  # packages
+    for_speed: bool = True  # else only its quality is compared
+    file: str = ""  # the entry whose GGUF file it reads
+
+
+LLAMA = "llama_cpp", "gguf"
+# What is compared with each other stands together, so that it is also measured close together.
+ENTRIES = {
+    "bf16": Entry("this engine", "bf16", 2, 2, ("numba",)),
+    "bf16-rounded": Entry("this engine", "bf16, activations too", 2, 2, ("numba",)),
+    "llama-bf16": Entry("llama.cpp", "bf16", 2, 2, LLAMA),
+    "openvino-fp16": Entry("OpenVINO", "bf16", 2, 1, ("openvino_genai",)),  # computed in bf16 if the CPU can
+    "int8": Entry("this engine", "int8", 34 / 32, 2, ("numba",)),
+    "llama-q8_0": Entry("llama.cpp", "Q8_0", 34 / 32, 2, LLAMA),
+    "openvino-int8": Entry("OpenVINO", "int8", 1, 1, ("openvino_genai",)),
+    "int4": Entry("this engine", "int4", 5.06 / 8, 2, ("numba",)),  # of the 0.6B: some matrices have more bits
+    "llama-q4_0": Entry("llama.cpp", "Q4_0", 18 / 32, 2, LLAMA),
+    "openvino-int4": Entry("OpenVINO", "int4", 4.5 / 8, 1, ("openvino_genai",)),
+    "q4_k_m": Entry("this engine", "Q4_K_M", 5.42 / 8, 2, ("numba", *LLAMA), file="llama-q4_k_m"),
+    "llama-q4_k_m": Entry("llama.cpp", "Q4_K_M", 5.33 / 8, 2, LLAMA),
+    "llama-q5_k_m": Entry("llama.cpp", "Q5_K_M", 5.9 / 8, 2, LLAMA, False),
+    "llama-q6_k": Entry("llama.cpp", "Q6_K", 6.6 / 8, 2, LLAMA, False),
+    "numpy": Entry("plain NumPy", "float32", 4, 4, ()),
+    "torch": Entry("transformers + torch", "float32", 4, 4, ("torch", "transformers")),
+}
 PAIRS = {"bf16": "llama-bf16", "int8": "llama-q8_0", "int4": "llama-q4_0"}  # what is compared with each other
+ALL = [name for pair in PAIRS.items() for name in pair]
+# Where the name to install isn't the name to import.
+PACKAGES = {"llama_cpp": "llama-cpp-python", "openvino_genai": "openvino-genai"}
 BANDWIDTH, NAN = " bandwidth", float("nan")
 
 
@@ -77,16 +117,14 @@ def alone(work: Callable, *args: Any) -> Any:
 
 
 class Worker:
-    """A process of its own with an engine, start(*args)."""
+    """A process of its own with an engine, start(*args). Raises RuntimeError if it can't be started."""
 
     def __init__(self, start: Callable, *args: Any):
-        self.pool = ProcessPoolExecutor(1, get_context("spawn"), begin, (start, args))
+        self.pool = ProcessPoolExecutor(1, get_context("spawn"))
+        self.pool.submit(begin, start, args).result()
 
-    def __call__(self, work: Callable, *args: Any) -> Any:
+    def __call__(self, work: Callable | str, *args: Any) -> Any:
         return self.pool.submit(use, work, args).result()
-
-    def close(self) -> None:
-        self.pool.shutdown()
 
 
 def begin(start: Callable, args: Sequence[Any]) -> None:
@@ -94,8 +132,8 @@ def begin(start: Callable, args: Sequence[Any]) -> None:
     engine = start(*args)
 
 
-def use(work: Callable, args: Sequence[Any]) -> Any:
-    return work(engine, *args)
+def use(work: Callable | str, args: Sequence[Any]) -> Any:
+    return getattr(engine, work)(*args) if isinstance(work, str) else work(engine, *args)
 
 
 def peak_bytes(_: Any = None) -> int:
@@ -104,18 +142,37 @@ def peak_bytes(_: Any = None) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
+def missing_packages(name: str) -> list[str]:
+    """The packages that an engine needs and that are not installed."""
+    return [PACKAGES.get(package, package) for package in ENTRIES[name].needs
+            if importlib.util.find_spec(package) is None]
+
+
+def opened(name: str, start: Callable[[bool], Any], notes: list[str]) -> Any:
+    """start(True): what opens an engine in a process of its own -> its result; None if it can't, with a note why.
+
+    llama.cpp gets a second chance: on some CPUs it crashes when it brings the weights into an order of its own, which
+    start(False) forbids.
+    """
+    reason = f"{', '.join(missing)} not installed" if (missing := missing_packages(name)) else ""
+    for repack in () if missing else (True, False) if name.startswith("llama") else (True,):
+        try:
+            result = start(repack)
+        except RuntimeError as error:  # the engine's own, or because its process has crashed
+            reason = str(error)
+            continue
+        if not repack:
+            notes.append(f"{name} runs without repacked weights (use_extra_bufts), with which it failed: {reason}")
+        return result
+    notes.append(f"{name} is left out: {reason}")
+    return None
+
+
 class Reader:
     """Measures what the memory and OpenBLAS can do."""
 
     def __init__(self, threads: int):
         import numba
-
-        @numba.njit(nogil=True, fastmath=True)
-        def total(part):
-            sum_ = np.float32(0)
-            for value in part:
-                sum_ += value
-            return sum_
 
         @numba.njit(nogil=True, fastmath=True)
         def total_of_streams(part):  # four places at a time, so that they hide each other's waiting
@@ -126,8 +183,8 @@ class Reader:
 
         self.matrix, vector = np.ones((2**16, 2**12), np.float32), np.ones(2**12, np.float32)
         parts, pool = np.array_split(self.matrix.reshape(-1), threads), ThreadPoolExecutor(threads)
-        self.ways = [lambda: self.matrix @ vector] + [lambda sum_=sum_: list(pool.map(sum_, parts)) for sum_ in (
-            lambda part: part @ part, total, total_of_streams)]
+        self.ways = [lambda: self.matrix @ vector, lambda: [*pool.map(lambda part: part @ part, parts)],
+                     lambda: [*pool.map(total_of_streams, parts)]]
 
     def bandwidth(self) -> float:
         """Bytes per second of the fastest way to read more than any cache holds."""
@@ -145,41 +202,46 @@ class Reader:
 # ---- Rounds ----------------------------------------------------------------------------------------------------------
 
 class Bench:
-    """`values` maps (engine, what) to one value for each round; `notes` are lines below the tables."""
+    """The model in `path`: that of --model, or one that make(folder) makes, by default with random weights.
 
-    def __init__(self, args: argparse.Namespace):
-        self.threads, self.rounds = args.threads, args.rounds
+    `values` maps (engine, what) to one value for each round, `checked` an engine to the result of its first check;
+    `notes` are lines below the tables. Other engines' files are written into `folder`, which goes in the end.
+    """
+
+    def __init__(self, args: argparse.Namespace, make: Callable[[Path], Path] = random_model):
+        from qwen3_lib.io.models import source_of
+        self.args, self.temporary = args, tempfile.TemporaryDirectory()
+        self.folder = Path(self.temporary.name)
+        self.path = args.model or alone(make, self.folder / "model")
+        self.config: Any = source_of(self.path).config()
         self.values: dict[tuple[str, Any], list[Any]] = {}
+        self.checked: dict[str, Any] = {}
         self.notes = [f"The machine's load average before the run: {os.getloadavg()[0]:.1f}."]
         self.workers: dict[str, Worker] = {}
         self.reader = Worker(Reader, args.threads)
 
-    def open(self, name: str, path: Path, folder: Path, start: Callable, *more: Any,
-             check: Callable = peak_bytes) -> Any:
-        """A process with the engine start(name, path, folder, threads, *more, repack) of the model in `path`.
+    def __enter__(self) -> Self:
+        return self
 
-        A peer's file is written into `folder`. The engine must pass a first check -> the check's result.
-        """
-        from peers import opened, write_once
+    def __exit__(self, *_: Any) -> None:
+        self.close(*self.workers)
+        self.reader.pool.shutdown()
+        self.temporary.cleanup()
 
+    def open(self, name: str, start: Callable, *more: Any, check: Callable = peak_bytes) -> None:
+        """A process with the engine start(name, path, folder, threads, *more, repack). It must pass a first check."""
         def begun(repack: bool) -> tuple[Worker, Any]:
-            write_once(path, folder, name)
-            worker = Worker(start, name, path, folder, self.threads, *more, repack)
-            try:
-                return worker, worker(check)
-            except RuntimeError:
-                worker.close()
-                raise
+            worker = Worker(start, name, self.path, self.folder, self.args.threads, *more, repack)
+            return worker, worker(check)
 
         note(f"{name}: loading")
         if found := opened(name, begun, self.notes):
-            self.workers[name], result = found
-            return result
+            self.workers[name], self.checked[name] = found
 
-    def each(self, what: Any, work: Callable, *args: Any, names: Iterable[str] | None = None, rounds: int | None = None,
+    def each(self, what: Any, work: Callable | str, *args: Any, names: Iterable[str] | None = None, rounds: int | None = None,
              warm: bool = True) -> None:
         """Rounds over the engines, with the memory's bandwidth before each work; `warm`: one more before them."""
-        for i in range(not warm, (rounds or self.rounds) + 1):
+        for i in range(not warm, (rounds or self.args.rounds) + 1):
             note(f"{what}: round {i}")
             for name in self.workers if names is None else names:
                 bandwidth, value = self.reader(Reader.bandwidth), self.workers[name](work, *args)
@@ -191,11 +253,9 @@ class Bench:
         return [value for (_, what), found in self.values.items() if str(what).endswith(BANDWIDTH) for value in found]
 
     def close(self, *names: str) -> None:
-        """Ends these processes; without names, all."""
-        for name in names or [*self.workers]:
-            self.workers.pop(name).close()
-        if not names:
-            self.reader.close()
+        """Ends these processes."""
+        for name in names:
+            self.workers.pop(name).pool.shutdown()
 
     def median(self, name: str, what: Any) -> float:
         """NaN if it wasn't measured."""
@@ -209,10 +269,18 @@ class Bench:
         """Of the memory's bandwidth, of a step that reads so many bytes."""
         return self.ratio(name, name, what, f"{what}{BANDWIDTH}") * n_bytes
 
+    def same(self, name: str) -> str:
+        """How many first tokens of an engine's check are those of the first engine."""
+        pairs = [*zip(self.checked[name], next(iter(self.checked.values())))]
+        return f"{sum(a == b for a, b in pairs)} of {len(pairs)}"
+
     def ratios(self, *whats: Any) -> list[str]:
         """A table: this engine beside llama.cpp."""
         rows = [[name, *(f"{self.ratio(name, peer, what):.2f}" for what in whats)] for name, peer in PAIRS.items()]
         return table(["this engine / llama.cpp", *map(str, whats)], *rows)
+
+    def publish(self, file: str, *lines: str) -> None:
+        publish(self.args.out / file, self.args.threads, lines, self.notes)
 
 
 # ---- Tables ----------------------------------------------------------------------------------------------------------
@@ -221,6 +289,12 @@ def table(*rows: Sequence[str]) -> list[str]:
     """A table in Markdown; the first row has the titles. What wasn't measured is a dash."""
     lines = [f"| {' | '.join('–' if cell == 'nan' else cell for cell in row)} |" for row in rows]
     return [lines[0], "| --- " * len(rows[0]) + "|", *lines[1:]]
+
+
+def engines_table(titles: Sequence[str], cells: dict[str, Sequence[str]]) -> list[str]:
+    """A table with a row for each engine: what it is, and its cells."""
+    return table(["engine", "format", *titles], *([ENTRIES[name].engine, ENTRIES[name].format, *row]
+                                                  for name, row in cells.items()))
 
 
 def publish(file: Path, threads: int, lines: Sequence[str], notes: Sequence[str] = ()) -> None:

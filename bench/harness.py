@@ -238,8 +238,8 @@ class Bench:
         if found := opened(name, begun, self.notes):
             self.workers[name], self.checked[name] = found
 
-    def each(self, what: Any, work: Callable | str, *args: Any, names: Iterable[str] | None = None, rounds: int | None = None,
-             warm: bool = True) -> None:
+    def each(self, what: Any, work: Callable | str, *args: Any, names: Iterable[str] | None = None,
+             rounds: int | None = None, warm: bool = True) -> None:
         """Rounds over the engines, with the memory's bandwidth before each work; `warm`: one more before them."""
         for i in range(not warm, (rounds or self.args.rounds) + 1):
             note(f"{what}: round {i}")

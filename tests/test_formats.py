@@ -1,8 +1,5 @@
 """qwen3_lib/io/formats.py: published quantizations against their own tools, or packed here from their layouts."""
-import importlib.util
 import json
-import sys
-import types
 import zlib
 
 import numpy as np
@@ -13,8 +10,8 @@ import qwen3_numba as fast
 from helpers import assert_one_line, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
 from packed import blocks_of, reference
-from published import (CASES, COMPRESSED, GPTQ, STATE, awq, compressed, draws, half, in_groups, is_nearest_int8,
-                       ordered, quantize_model, tensors_of, text, write_tensors)
+from published import (AWQ_PLACES, CASES, COMPRESSED, GPTQ, STATE, awq, compressed, draws, half, in_groups,
+                       is_nearest_int8, pack_words, quantize_model, tensors_of, text, write_tensors)
 from published import WHOLE_GROUPS as CONFIG
 from qwen3 import Tensor, to_float32
 from qwen3_lib.app.files import fingerprint
@@ -187,65 +184,16 @@ def test_bitsandbytes(kind, size, nested, storage):
     assert np.array_equal(ours, library.dequantize_4bit(codes, state).numpy())
 
 
-def part_of(package: str, name: str, monkeypatch):
-    """A module of a package. The package's own start is left out: it wants libraries older than ours."""
-    found = importlib.util.find_spec(package)
-    if found is None:
-        pytest.skip(f"{package} is not installed: pip install --no-deps autoawq==0.2.7.post3 auto-gptq==0.7.1")
-    empty = types.ModuleType(package)
-    empty.__path__ = found.submodule_search_locations
-    monkeypatch.setitem(sys.modules, package, empty)
-    return importlib.import_module(f"{package}.{name}")
-
-
-def torch_layer(torch, values: np.ndarray):
-    """A linear layer of torch with these weights."""
-    layer = torch.nn.Linear(*values.shape[::-1], bias=False)
-    layer.weight.data = torch.tensor(values)
-    return layer
-
-
-@pytest.mark.parametrize("size", [16, 32])
-def test_autoawq(tmp_path, monkeypatch, size):
-    """Packed and unpacked by AutoAWQ itself."""
-    torch = pytest.importorskip("torch")
-    gemm = part_of("awq", "modules.linear.gemm", monkeypatch)
-
-    def pack(w, _settings):
-        group = np.arange(w.shape[1]) // size
-        _, zero, scale, values = in_groups(w, 4, group, symmetric=False)
-        layer = gemm.WQLinear_GEMM.from_linear(torch_layer(torch, values), 4, size, scales=torch.tensor(scale).T,
-                                               zeros=torch.tensor(zero).T)
-        parts = {"qweight": ("int32", layer.qweight.numpy()), "qzeros": ("int32", layer.qzeros.numpy()),
-                 "scales": ("float16", layer.scales.numpy())}
-        return parts, gemm.dequantize_gemm(layer.qweight, layer.qzeros, layer.scales.float(), 4, size).numpy().T
-
-    path = make_random_model(CONFIG, tmp_path, "float32")
-    settings = {"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemm"}
-    check(path, quantize_model(path, pack, settings))
-
-
-@pytest.mark.parametrize("order", [False, True])
-@pytest.mark.parametrize("bits", [4, 8])
-def test_autogptq(tmp_path, monkeypatch, bits, order):
-    """Packed by AutoGPTQ itself, and unpacked by its layer: the product with the identity is the matrix."""
-    torch = pytest.importorskip("torch")
-    library = part_of("auto_gptq", "nn_modules.qlinear.qlinear_cuda", monkeypatch)
-
-    def pack(w, _settings):
-        outputs, inputs = w.shape
-        group = np.arange(inputs) // 32
-        group = ordered(group) if order else group
-        _, zero, scale, values = in_groups(w, bits, group, symmetric=False, least=1)
-        layer = library.QuantLinear(bits, 32, inputs, outputs, False, weight_dtype=torch.float32)
-        layer.pack(torch_layer(torch, values), torch.tensor(scale), torch.tensor(zero).float(),
-                   torch.tensor(group, dtype=torch.int32))
-        parts = {"qweight": ("int32", layer.qweight.numpy()), "qzeros": ("int32", layer.qzeros.numpy()),
-                 "scales": ("float16", layer.scales.numpy()), "g_idx": ("int32", layer.g_idx.numpy())}
-        return parts, layer(torch.eye(inputs)).numpy().T
-
-    path = make_random_model(CONFIG, tmp_path, "float32")
-    check(path, quantize_model(path, pack, GPTQ | {"bits": bits, "desc_act": order, "sym": False}))
+@pytest.mark.parametrize("bits, order, sums", [
+    (4, AWQ_PLACES, (1691635820, 3802259335)), (4, None, (956932586, 3990857909)),
+    (8, None, (3110420310, 1234976046))], ids=["AutoAWQ 0.2.7", "AutoGPTQ 0.7.1", "AutoGPTQ 0.7.1, 8 bits"])
+def test_words_are_packed_as_by_the_tools(bits, order, sums):
+    """The CRC-32 of qweight and qzeros, by the tools themselves, whose layers gave the same values back."""
+    w = np.arange(64 * 32, dtype=np.float32).reshape(64, 32)
+    q, zero, *_ = in_groups(w, bits, np.arange(32) // 8, symmetric=False, least=1)
+    words = [pack_words(part.T, bits, order) for part in (q, zero)] if order else \
+        [pack_words(q, bits).T, pack_words(zero.T - 1, bits)]
+    assert tuple(zlib.crc32(np.ascontiguousarray(part)) for part in words) == sums
 
 
 def test_bfloat16_is_the_nearest():
@@ -258,7 +206,6 @@ def test_bfloat16_is_the_nearest():
     assert np.isnan((ours[~numbers].astype(np.uint32) << 16).view(np.float32)).all()
 
 
-NEWER = [*CASES][[*CASES].index("int8 by output, 8 bits"):]
 
 SCALES = {  # a matrix's scales, and whether the fast engine can hold them; None: rounded
     "float16": (np.array([1.0, 65504, 6.1e-5, 6e-8, 0.1, 1 / 3]).astype(np.float16), True),

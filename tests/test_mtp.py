@@ -258,6 +258,8 @@ def test_no_guess_changes_an_answer(rng, models):
     for prompt, options, _ in prompts:
         turns.append(guessing(Completion(model, prompt, cache, draft=lasting, **options)).finish())
         counts.append(turns[-1].speculator)
+        ids = [*prompt, *turns[-1].token_ids]
+        assert cache.token_ids[:cache.length].tolist() == ids[:cache.length] and cache.length >= len(ids) - 1
     for one, other, (_, _, plain) in zip(in_batch, turns, prompts):
         assert result(one) == result(plain) and result(other) == result(plain)
     return sum(each.accepted for each in counts) > 0

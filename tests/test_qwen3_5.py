@@ -12,7 +12,7 @@ from configs import FRANCE, HYBRID, HYBRID_MOE, HYBRIDS, VOCABULARY
 from helpers import message_of, random_ids, run_main, with_engine
 from make_random_model import make_random_model
 from oracle import hybrid_oracle
-from published import write_tensors
+from published import publish
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import Draft, Proposer
 from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
@@ -120,20 +120,10 @@ def test_random_models(name, tmp_path):
 
 
 def test_the_published_form(tmp_path):
-    """The text part nested in config.json, its names in the file, and beside it a vision tower and a draft's head."""
-    plain = make(HYBRID | {"tie_word_embeddings": False}, tmp_path / "plain")
-    path, rng = make(HYBRID, tmp_path / "published"), np.random.default_rng(0)
-    tensors = {name.replace("model.", "model.language_model.", 1): ("float32", tensor.data)
-               for name, tensor in qwen3.map_safetensors(plain / "model.safetensors").items()}
-    for name in ("model.visual.blocks.0.attn.qkv.weight", "mtp.layers.0.self_attn.q_proj.weight", "mtp.norm.weight"):
-        tensors[name] = "float32", rng.standard_normal((4, 4))
-    write_tensors(path / "model.safetensors", tensors)
-    text = HYBRID | {"attn_output_gate": True, "mtp_num_hidden_layers": 1, "rope_scaling": None}
-    (path / "config.json").write_text(json.dumps({
-        "architectures": ["Qwen3_5ForConditionalGeneration"], "model_type": "qwen3_5", "image_token_id": 300,
-        "text_config": text | {"architectures": None}, "tie_word_embeddings": False, "vision_config": {"depth": 1}}))
+    """The text part nested in config.json, its names in the file, and beside it a vision tower and an MTP head."""
+    plain, path = (make(HYBRID | {"tie_word_embeddings": False}, tmp_path / name) for name in ("plain", "published"))
     ids = random_ids(20)
-    assert np.array_equal(fresh(qwen3.load_model(path), ids), fresh(qwen3.load_model(plain), ids))
+    assert np.array_equal(fresh(qwen3.load_model(publish(path)), ids), fresh(qwen3.load_model(plain), ids))
 
 
 @pytest.mark.parametrize("changes", [

@@ -848,7 +848,7 @@ class Folder:
         return fitting(self.stored(), self.kind.shapes(config), config.tie_word_embeddings, self.path)
 
     def tokenizer(self) -> Tokenizer:
-        return load_tokenizer(self.path)
+        return self.kind.tokenizer(self.path)
 
     def embeds(self) -> bool:
         """Whether it is an embedding model or classifier, which gives no answers; only qwen3_lib reads these."""
@@ -911,6 +911,7 @@ class ModelType:
     names: dict[str, str] = field(default_factory=dict)  # how names begin in the files -> in `shapes`
     tower: tuple[str, ...] = ()  # how the names of a tower's tensors begin
     media: str = ""  # the module that reads the tower
+    tokenizer: Callable[[Path], Tokenizer] = load_tokenizer
     seeing: dict[str, Any] = field(default_factory=dict)  # transformers' values for pictures
 
 

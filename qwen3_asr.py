@@ -27,7 +27,6 @@ How 2.5 seconds of sound become 33 tokens, with the sizes of Qwen3-ASR-0.6B:
 
 The words that qwen3.py doesn't have:
 
-    sample       the pressure of the air at a moment, from -1 to 1
     frame        25 ms of sound, every 10 ms, as the loudness of its pitches
     mel          a scale of pitches on which equal steps sound equal; log-mel: the logarithm of the loudness on it
     chunk        100 frames, one second: what the convolutions see together
@@ -48,6 +47,7 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if __name__ == "__main__" and find_spec("qwen3") is None:
@@ -55,9 +55,11 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
+import tokenizers
 from qwen3 import (LIBRARY, QWEN3, Config, Folder, KVCache, Model, Sequence, Stream, attention, checked_whole, dense,
                    gelu, layer_norm, linear, to_float32)
-from tokenizer_utils import InputError, brief
+from tokenizer_utils import (InputError, Tokenizer, brief, library_errors, load_tokenizer, make_tokenizer,
+                             read_json_object)
 
 if TYPE_CHECKING:
     from qwen3_lib.generation.transcript import Transcript
@@ -192,11 +194,6 @@ class Sound:
 TOWER_NAMES = {"thinker.audio_tower.": "", "model.audio_tower.": "", "model.multi_modal_projector.linear_1.": "proj1.",
                "model.multi_modal_projector.linear_2.": "proj2."}
 
-MODEL_TYPES = {"qwen3_asr": replace(QWEN3, architectures=("Qwen3ASRForConditionalGeneration",),
-                                    text=("thinker_config", "text_config"), tower=tuple(TOWER_NAMES), media="qwen3_asr",
-                                    names={"thinker.model.": "model.", "thinker.lm_head.": "lm_head.",
-                                           "model.language_model.": "model."})}
-
 
 class Sounds:
     """The sounds of a model: the last ones are kept, and all that a sequence holds."""
@@ -211,7 +208,9 @@ class Sounds:
     def config(self) -> SoundConfig:
         """Read for the first sound, as the weights are. Raises InputError for values that aren't supported."""
         raw, where = self.folder.json("config.json"), f"{self.folder.path / 'config.json'}: "
-        raw = raw.get("thinker_config", raw)["audio_config"]
+        raw = raw.get("thinker_config", raw).get("audio_config")
+        if not isinstance(raw, dict):
+            raise InputError(f"{where}audio_config must be an object, not {brief(repr(raw))}")
         if wrong := [key for key, value in FIXED.items() if raw.get(key, value) != value]:
             raise InputError(f"{where}{wrong[0]} = {brief(raw[wrong[0]])} of audio_config is not supported, only "
                              f"{FIXED[wrong[0]]}")
@@ -239,7 +238,7 @@ class Sounds:
         """The Sound of samples [n], RATE a second. One that is kept costs no arithmetic."""
         samples = np.pad(samples, (0, max(SHORTEST - len(samples), 0)))
         key = hashlib.sha256(samples.tobytes()).digest()
-        with self.lock:
+        with self.lock, np.errstate(over="ignore", invalid="ignore"):  # of weights that aren't finite
             if (sound := self.known.get(key)) is None:
                 mel, step = log_mel(samples, self.config.num_mel_bins), self.config.n_window_infer
                 try:
@@ -285,8 +284,7 @@ LANGUAGES = {"zh": "Chinese", "en": "English", "yue": "Cantonese", "ar": "Arabic
              "es": "Spanish", "pt": "Portuguese", "id": "Indonesian", "it": "Italian", "ko": "Korean", "ru": "Russian",
              "th": "Thai", "vi": "Vietnamese", "ja": "Japanese", "tr": "Turkish", "hi": "Hindi", "ms": "Malay",
              "nl": "Dutch", "sv": "Swedish", "da": "Danish", "fi": "Finnish", "pl": "Polish", "cs": "Czech",
-             "fil": "Filipino", "fa": "Persian", "el": "Greek", "ro": "Romanian", "hu": "Hungarian",
-             "mk": "Macedonian"}
+             "fil": "Filipino", "fa": "Persian", "el": "Greek", "ro": "Romanian", "hu": "Hungarian", "mk": "Macedonian"}
 
 
 def language_named(name: str | None) -> str:
@@ -343,6 +341,34 @@ class Hearing(Stream):
                 yield from filter(None, [text[len(before):]])
 
 
+# ---- Loading ---------------------------------------------------------------------------------------------------------
+
+# How Qwen's tokenizers cut a text before the merges, as their tokenizer.json says.
+SPLIT_PATTERNS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+                  r"\s+(?!\S)|\s+")
+
+
+def tokenizer_of(folder: Path) -> Tokenizer:
+    """As load_tokenizer, also of Qwen's own folders, with vocab.json and merges.txt in place of tokenizer.json."""
+    vocabulary, config = folder / "vocab.json", folder / "tokenizer_config.json"
+    if (folder / "tokenizer.json").is_file() or not vocabulary.is_file():
+        return load_tokenizer(folder)
+    with library_errors(f"cannot read {vocabulary} and merges.txt"):
+        merges = tokenizers.models.BPE.from_file(str(vocabulary), str(folder / "merges.txt"))
+    backend, cutters = tokenizers.Tokenizer(merges), tokenizers.pre_tokenizers
+    backend.normalizer, backend.decoder = tokenizers.normalizers.NFC(), tokenizers.decoders.ByteLevel()
+    backend.pre_tokenizer = cutters.Sequence([cutters.Split(tokenizers.Regex(SPLIT_PATTERNS), "isolated"),
+                                              cutters.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return make_tokenizer(backend, read_json_object(config), config)
+
+
+media_of = Sounds
+MODEL_TYPES = {"qwen3_asr": replace(
+    QWEN3, architectures=("Qwen3ASRForConditionalGeneration",), text=("thinker_config", "text_config"),
+    tower=tuple(TOWER_NAMES), media="qwen3_asr", tokenizer=tokenizer_of,
+    names={"thinker.model.": "model.", "thinker.lm_head.": "lm_head.", "model.language_model.": "model."})}
+
+
 # ---- The command line ------------------------------------------------------------------------------------------------
 
 def samples_in_wav(file: str) -> np.ndarray:
@@ -358,11 +384,6 @@ def samples_in_wav(file: str) -> np.ndarray:
     return np.frombuffer(data, "<i2").reshape(-1, form.nchannels).mean(axis=1, dtype=np.float32) / 2**15
 
 
-def media_of(folder: Folder, config: Config) -> Sounds:
-    """What a model of MODEL_TYPES hears with."""
-    return Sounds(folder, config)
-
-
 def transcribe(model: Model, sound: Any, language: str | None = None, context: str | None = None,
                **options: Any) -> Transcript:
     """The text of a sound: its file's path, the file's bytes, or (float32 [samples], how many a second).
@@ -372,8 +393,6 @@ def transcribe(model: Model, sound: Any, language: str | None = None, context: s
     options: max_tokens of a part, by default those of its sound and 64 more; longest_part in seconds; those of Sampling
     Raises InputError for what can't be read, and for a model that can't hear.
     """
-    if not LIBRARY.is_dir():
-        raise InputError("transcribe needs the folder qwen3_lib beside qwen3.py")
     from qwen3_lib.generation.transcript import Transcript
     return Transcript(model, sound, language, context, **options)
 

@@ -1,5 +1,6 @@
 """Models that hear, with random weights, and sounds: what the tests of Qwen3-ASR share."""
 import json
+import math
 import struct
 from pathlib import Path
 
@@ -33,8 +34,7 @@ def voice(n_samples: int, seed: int = 0) -> np.ndarray:
 
 def wav_of(numbers: np.ndarray, rate: int = 16_000, encoding: int = 1) -> bytes:
     """A WAV file of numbers [n, channels], by the specification; those of 24 bits come as bytes [n, channels, 3]."""
-    width = numbers[0].nbytes
-    bits = 8 * width // numbers.shape[1]
-    form = struct.pack("<HHIIHH", encoding, numbers.shape[1], rate, rate * width, width, bits)
+    channels, width = numbers.shape[1], numbers.itemsize * math.prod(numbers.shape[1:])
+    form = struct.pack("<HHIIHH", encoding, channels, rate, rate * width, width, 8 * width // channels)
     body = b"WAVE" + b"fmt " + struct.pack("<I", len(form)) + form + b"data" + struct.pack("<I", numbers.nbytes)
     return b"RIFF" + struct.pack("<I", len(body) + numbers.nbytes) + body + numbers.tobytes()

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3 import DTYPES, Tensor, to_float32
+from qwen3_asr import SPLIT_PATTERNS
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.gguf_formats import GGUFFormat, format_of
 from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, map_file
@@ -468,9 +469,6 @@ def generation_json(gguf: GGUF) -> dict[str, Any]:
     return {"do_sample": True, "eos_token_id": ends} | values
 
 
-# How Qwen's tokenizers cut a text before the merges: the values of their tokenizer.json.
-SPLIT_PATTERNS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-          r"\s+(?!\S)|\s+")
 WITH_MARKS = SPLIT_PATTERNS.replace(r"\p{L}+", r"[\p{L}\p{M}]+").replace(r"[^\s\p{L}\p{N}]", r"[^\s\p{L}\p{M}\p{N}]")
 PRE_TOKENIZERS = {"qwen2": SPLIT_PATTERNS, "deepseek-r1-qwen": SPLIT_PATTERNS, "qwen35": WITH_MARKS}  # by GGUF's names
 

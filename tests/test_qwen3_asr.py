@@ -1,0 +1,244 @@
+"""Sounds as a model hears them: folders of either layout, prefixes, bits, files beside qwen3.py alone."""
+import gc
+import json
+import shutil
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import qwen3
+import qwen3_asr
+import qwen3_numba
+from configs import ROOT, SPEECH_TOKENS, asr_config
+from hearing import make_hearing, voice, wav_of
+from helpers import assert_one_line, edit_json, message_of, random_ids
+from published import write_tensors
+from qwen3 import map_safetensors
+from qwen3_asr import Hearing, log_mel, sinusoids, speech_prompt
+from qwen3_lib.generation.batch import Batch, generate_batch
+from qwen3_lib.generation.completion import Completion
+
+ENGINES = {"NumPy": qwen3.Engine(), "fast": qwen3_numba.engine(), "int8": qwen3_numba.engine("int8"),
+           "int8, KV in int8": qwen3_numba.engine("int8", kv_dtype="int8")}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return make_hearing(asr_config("0.6B"), tmp_path_factory.mktemp("hearing"))
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def model(request, path):
+    return qwen3.load_model(path, ENGINES[request.param])
+
+
+def ids_of(model, *parts) -> np.ndarray:
+    """Numbers stand for voices, lists are token ids."""
+    return np.concatenate([model.media.hear(voice(20_000, part)).ids if isinstance(part, int) else part
+                           for part in parts])
+
+
+def answer(model, ids, **options):
+    return list(qwen3.generate(model, ids, 12, eos_token_ids=(), temperature=0, **options))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# From samples to tokens
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_the_drawing(path):
+    """2.5 seconds, 250 frames, 33 tokens, as at the top of qwen3_asr.py."""
+    sound = qwen3.load_model(path, tokenizer=False).media.hear(voice(40_000))
+    assert log_mel(voice(40_000)).shape == (250, 128) and sound.vectors.shape[0] == len(sound.ids) == 33
+    assert all(text in qwen3_asr.__doc__ for text in ("40,000 samples", "[250, 128]", "33 tokens", "7 tokens"))
+
+
+@pytest.mark.parametrize("seconds, n_tokens", [(0.01, 7), (0.5, 7), (1, 13), (1.07, 14), (1.08, 14), (1.09, 15),
+                                               (8, 104), (8.5, 111)])
+def test_tokens_of_a_length(path, seconds, n_tokens):
+    """A token for every 8 frames of a second; at least half a second."""
+    sounds = qwen3.load_model(path, tokenizer=False).media
+    assert len(sounds.hear(voice(round(16_000 * seconds))).ids) == n_tokens
+
+
+def test_a_tone_is_loudest_at_its_pitch():
+    """1,000 Hz is mel step 15, and the 128 pitches are 45.2 / 129 steps apart."""
+    tone = np.sin(2 * np.pi * 1000 * np.arange(16_000) / 16_000).astype(np.float32)
+    step = (15 + 27 * np.log(8) / np.log(6.4)) / 129
+    assert (log_mel(tone)[2:-2].argmax(axis=1) == round(15 / step) - 1).all()
+
+
+def test_loudness_is_in_powers_of_ten():
+    noise = np.random.default_rng(0).standard_normal(16_000).astype(np.float32)
+    assert np.allclose(log_mel(noise) - log_mel(noise / 10), 2 / 4, atol=1e-5)
+
+
+def test_positions_turn_from_fast_to_slow():
+    found = sinusoids(13, 8)
+    for i, slow in enumerate((1, 10_000 ** (1 / 3), 10_000 ** (2 / 3), 10_000)):
+        assert np.allclose(found[:, i], np.sin(np.arange(13) / slow)) \
+            and np.allclose(found[:, 4 + i], np.cos(np.arange(13) / slow))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Folders
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_both_layouts_are_one_model(path, tmp_path):
+    """transformers' names of the same tensors, and its config: the same bits."""
+    shutil.copytree(path, tmp_path / "native")
+    names = (("thinker.model.", "model.language_model."), ("thinker.", "model."))
+    names = (("thinker.audio_tower.proj", "model.multi_modal_projector.linear_"), *names)
+    tensors = {}
+    for name, tensor in map_safetensors(path / "model.safetensors").items():
+        start, native = next(pair for pair in names if name.startswith(pair[0]))
+        tensors[native + name.removeprefix(start)] = ("float32", tensor.data)
+    write_tensors(tmp_path / "native/model.safetensors", tensors)
+    (tmp_path / "native/config.json").write_text(json.dumps(asr_config("0.6B", native=True)))
+    found = [str(Hearing(model, model.media.hear(voice(20_000)), max_tokens=9)) for model in map(
+        qwen3.load_model, (path, tmp_path / "native"))]
+    assert found[0] == found[1] != ""
+
+
+def test_a_tokenizer_of_two_files(path, tmp_path):
+    """vocab.json and merges.txt, as Qwen's own folders have them, in place of tokenizer.json."""
+    shutil.copytree(path, tmp_path / "model")
+    known = json.loads((path / "tokenizer.json").read_text("utf-8"))
+    (tmp_path / "model/tokenizer.json").unlink()
+    (tmp_path / "model/vocab.json").write_text(json.dumps(known["model"]["vocab"]), "utf-8")
+    merges = ["#version: 0.2", *map(" ".join, known["model"]["merges"])]
+    (tmp_path / "model/merges.txt").write_text("\n".join(merges), "utf-8")
+    edit_json(tmp_path / "model/tokenizer_config.json", {"added_tokens_decoder": {
+        str(token["id"]): token for token in known["added_tokens"]}})
+    tokenizer = qwen3.load_model(tmp_path / "model").tokenizer
+    assert {name: tokenizer.token_to_id(name) for name in SPEECH_TOKENS} == SPEECH_TOKENS
+    text = "<|im_start|>It’s 12\n\n  o'clock,\tÅsa\u030a!"
+    assert tokenizer.decode(tokenizer.encode(text)) == "<|im_start|>It’s 12\n\n  o'clock,\tÅså!"
+    assert tokenizer.encode("The capital") == qwen3.load_model(path).tokenizer.encode("The capital")
+    (tmp_path / "model/merges.txt").unlink()
+    assert "merges.txt" in message_of(qwen3.load_model, tmp_path / "model")
+
+
+@pytest.mark.parametrize("changes, words", [
+    (None, "audio_config must be an object, not None"), ({"n_window": 100}, "n_window = 100"),
+    ({"activation_function": "relu"}, "activation_function = relu"),
+    ({"scale_embedding": True}, "scale_embedding"), ({"n_window_infer": 850}, "n_window_infer"),
+    ({"encoder_layers": 0}, "encoder_layers"), ({"encoder_attention_heads": 5}, "tower doesn't fit"),
+    ({"encoder_layers": 9}, "tower doesn't fit"), ({"num_mel_bins": 80}, "tower doesn't fit")], ids=str)
+def test_towers_that_are_refused(path, tmp_path, changes, words):
+    for file in path.iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    (tmp_path / "config.json").unlink()
+    config = asr_config("0.6B")
+    config["thinker_config"]["audio_config"] = changes and config["thinker_config"]["audio_config"] | changes
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert words in message_of(qwen3.load_model(tmp_path).media.hear, voice(9_000))
+
+
+def test_a_model_that_cant_hear(demo):
+    assert "can't hear" in message_of(qwen3_asr.transcribe, demo, (voice(9_000), 16_000))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Sequences with sounds
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_a_sound_matters_and_so_does_its_place(model):
+    text = random_ids(12)
+    prompts = [ids_of(model, *parts) for parts in ((text, 0), (text, 2), (0, text), (text[:3], 0, text[3:]))]
+    found = [qwen3.forward(model, [*ids, 5], model.engine.new_cache(model.config)) for ids in prompts]
+    assert all(np.abs(a - b).max() > 0.01 for i, a in enumerate(found) for b in found[:i])
+    assert len({*map(len, prompts)}) == 1
+
+
+def test_a_sound_is_computed_once(model, monkeypatch):
+    heard = model.media.hear(voice(20_000))
+    monkeypatch.setattr(qwen3_asr, "audio_tower", None)
+    assert model.media.hear(voice(20_000).copy()) is heard
+    monkeypatch.undo()
+    assert model.media.hear(voice(20_001)).number != heard.number
+
+
+def test_what_is_kept(model, monkeypatch):
+    """The last sounds, and those of a sequence that waits."""
+    ids = ids_of(model, random_ids(4), 0)
+    sequence = qwen3.Sequence(model, ids)
+    ids_of(model, 1, 2, 3, 4)
+    gc.collect()
+    assert answer(model, ids) == answer(model, ids)
+    del sequence
+    ids_of(model, 1, 2, 3, 4)
+    gc.collect()
+    assert "out of range" in message_of(qwen3.Sequence, model, ids)
+    assert not {*ids_of(model, 0)} & {*ids[4:]}  # a number is given once
+
+
+def test_the_same_bits_alone_in_a_batch_and_in_pieces(model):
+    prompts = [speech_prompt(model, model.media.hear(voice(n, i)), *words) for i, (n, *words) in enumerate(
+        [(20_000,), (150_000, "English"), (33_333, "", "Ada Lovelace")])]
+    alone = [answer(model, ids) for ids in prompts]
+    assert generate_batch(model, prompts, 12, eos_token_ids=(), temperature=0) == alone
+    if isinstance(model.weights, dict):  # BLAS takes other ways for other shapes
+        return
+    logits, cache = (qwen3.forward(model, prompts[1], model.engine.new_cache(model.config)),
+                     model.engine.new_cache(model.config))
+    pieces = [qwen3.forward(model, piece, cache) for piece in np.array_split(prompts[1], 7)]
+    assert np.array_equal(pieces[-1], logits)
+
+
+def test_prefixes(model):
+    """The same sound again is in the cache; of another one of its length, only what was before it."""
+    text = random_ids(20)
+    prompts = [ids_of(model, text, sound, text[:4], [i]) for i, sound in enumerate((0, 0, 1))]
+    batch, found = Batch(model, 3, 400), []
+    for i, prompt in enumerate(prompts):
+        found.append(batch.add(i, prompt, max_new_tokens=12, eos_token_ids=(), temperature=0))
+        while not batch.idle:
+            batch.step()
+    assert [one.cached_tokens for one in found] == [0, len(prompts[0]) - 1, 20]
+    assert [one.token_ids for one in found] == [answer(model, prompt) for prompt in prompts]
+
+
+def test_guesses(model):
+    ids = ids_of(model, random_ids(9), 0, random_ids(9))
+    found = Completion(model, ids, max_new_tokens=12, eos_token_ids=(), temperature=0, lookup=4)
+    assert found.finish().token_ids == answer(model, ids)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Three files alone
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def alone(tmp_path):
+    """Runs qwen3_asr.py beside qwen3.py and tokenizer_utils.py only -> (status, stdout, stderr)."""
+    for name in ("qwen3_asr.py", "qwen3.py", "tokenizer_utils.py"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def run(*arguments):
+        done = subprocess.run([sys.executable, "qwen3_asr.py", *arguments], cwd=tmp_path, text=True, timeout=60,
+                              stdin=subprocess.DEVNULL, capture_output=True)
+        return done.returncode, done.stdout, done.stderr
+
+    return run
+
+
+def test_three_files_alone(alone, path, tmp_path):
+    """The text of a sound in two channels, with a language and a context: what the library gives."""
+    numbers = np.round(voice(30_000) * 30_000).astype("<i2")[:, None].repeat(2, axis=1)
+    (tmp_path / "a.wav").write_bytes(wav_of(numbers))
+    (tmp_path / "empty.wav").write_bytes(wav_of(numbers[:0].reshape(0, 2)))
+    (tmp_path / "fast.wav").write_bytes(wav_of(numbers, 44_100))
+    model = qwen3.load_model(path)
+    expected = Hearing(model, model.media.hear(numbers[:, 0].astype(np.float32) / 2**15), "German", "Ada", max_tokens=6)
+    options = ("--model", path, "--max-tokens", "6")
+    assert alone(*options, "--language", "de", "--context", "Ada", "a.wav") == (0, f"{expected}\n", "")
+    for arguments, words in (((path, "none.wav"), "none.wav"), ((path, "qwen3.py"), "qwen3.py: cannot be read as WAV"),
+                             ((path, "fast.wav"), "44100"), ((path, "empty.wav"), "empty.wav: 0 samples"),
+                             ((path, "a.wav", "--language", "Klingon"), "klingon"),
+                             ((ROOT / "demo", "a.wav"), "can't hear")):
+        status, out, err = alone("--model", *arguments)
+        assert (status, out) == (1, "")
+        assert_one_line(err, words)

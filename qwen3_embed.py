@@ -435,7 +435,7 @@ def run(args: argparse.Namespace) -> int:
     images, where = args.image or [], args.documents or "stdin"
     for file in images:
         picture_file(file)  # refused before the model is loaded
-    typed = args.documents is None and (sys.stdin is None or sys.stdin.isatty())
+    typed = args.documents is None and sys.stdin.isatty()
     text = "" if images and typed else read_text(args.documents or "-")
     if not text.strip() and not images:
         raise InputError(f"{where}: there are no texts")

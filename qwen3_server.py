@@ -18,7 +18,6 @@ One thread answers all requests together: see qwen3_batch.py. An answer with a s
 from __future__ import annotations
 
 import argparse
-import errno
 import os
 import re
 import signal
@@ -29,7 +28,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from importlib.util import find_spec
 from types import FrameType
-from urllib.parse import urlsplit
 
 if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_server.py: it needs qwen3.py and the folder qwen3_lib beside it")
@@ -112,11 +110,8 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError, UnicodeError) as error:
-        told = "a port is a number from 0 to 65535" if isinstance(error, OverflowError) else "not a name"
-        reason = str(getattr(error, "strerror", told)).partition(" (")[0]
-        is_port = isinstance(error, OverflowError) or getattr(error, "errno", 0) in (errno.EADDRINUSE, errno.EACCES)
-        advice = "--port takes another" if is_port else "--host takes an address of this machine"
-        raise InputError(f"cannot listen on port {port} of {brief(host)}: {reason}; {advice}") from error
+        raise InputError(f"cannot listen on port {port} of {brief(host)}: {getattr(error, 'strerror', None) or error}; "
+                         "--port takes another one, --host an address of this machine") from error
 
 
 def give_up() -> None:
@@ -132,17 +127,6 @@ def api_key(args: argparse.Namespace) -> str | None:
     return key
 
 
-def is_origin(text: str) -> bool:
-    """Whether a text is what browsers send as Origin: scheme://host, perhaps with a port, or null."""
-    try:
-        parts = urlsplit(text)
-        named = parts.hostname and parts.port != 0  # a port beyond 65,535 is a ValueError
-    except ValueError:
-        return False
-    whole = re.fullmatch(r"[a-z][a-z0-9+.-]*://[^/?#@\s]+", text)
-    return text == "null" or bool(named and whole)
-
-
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal -> exit status."""
     if missing is not None:
@@ -151,7 +135,7 @@ def run(args: argparse.Namespace) -> int:
         if getattr(args, name) is not None:
             checked_whole(f"--{name}", getattr(args, name), least)
     for origin in args.cors:
-        if not is_origin(origin):
+        if not re.fullmatch(r"null|[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):  # as browsers send it
             raise InputError(f"--cors must be an origin such as https://example.org, not {brief(repr(origin))}")
     most_pixels = answer_options(args).max_pixels
     key, local, errors = api_key(args), args.host in ("localhost", "127.0.0.1", "::1"), list[Exception]()
@@ -178,8 +162,7 @@ def run(args: argparse.Namespace) -> int:
 
     worker = Worker(lambda: open_batch(args), args.queue, on_end, on_load)
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
-    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose,
-                                  most_pixels))
+    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose, most_pixels))
     server = Uvicorn(uvicorn.Config(app, http="h11", ws="none", log_level="warning",
                                     server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
     if not local and key is None:

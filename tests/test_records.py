@@ -267,9 +267,6 @@ def test_plain_text(demo, tmp_path):
     rows = dict(source.rows())
     assert {line: parsed_row(rows[line], "text")["prompt"] for line in (1, 4, 6)} == {1: "Hello!", 4: "{蜜}", 6: "last"}
     assert_one_line(message_of(parsed_row, rows[5], "text"), "not UTF-8 text: byte 0 is 0xff")
-    for binary in (b"\xff\xd8\xff\xe0\n", b"%PDF-1.7\na\0b\n"):
-        (tmp_path / "photo.jpg").write_bytes(binary)
-        assert_one_line(message_of(open_source, str(tmp_path / "photo.jpg")), "photo.jpg", "one prompt per line")
     ids, _ = request(demo, JobSettings(template="Say {prompt}"), parsed_row(rows[1], "text"), 1)
     assert ids == chat_ids(demo, "Say Hello!")
 

@@ -91,22 +91,17 @@ REF = {"$ref": "#/$defs/a"}
     ({"type": "object"}, {"x": 1}, None),
     ({"type": "array", "items": {"anyOf": [A, B]}}, [{"a": 1}, {"b": 2}], [{"a": 1, "x": 1}]),
     ({"allOf": [REF], "$defs": {"a": A}}, {"a": 1}, {"a": 1, "x": 3}),
-    ({"allOf": [REF, B], "$defs": {"a": A}}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "x": 3}),
+    ({"allOf": [REF, B], "$defs": {"a": A}}, {"a": 1, "b": 2, "x": 3}, None),
     ({"properties": {"p": REF, "q": {"allOf": [REF, B]}}, "$defs": {"a": A}}, {"q": {"a": 1, "b": 2}}, {"x": 1}),
-    ({"allOf": [{"$ref": "#x"}, B], "$defs": {"a": A | {"$anchor": "x"}}}, {"a": 1, "b": 2}, None),
-    ({"allOf": [A | {"additionalProperties": True}, B]}, {"a": 1, "b": 2, "x": 3}, None),
-    (REF | B | {"$defs": {"a": A}}, {"a": 1, "b": 2}, {"a": 1, "b": 2, "x": 3}),
-    ({"properties": {"a": {}, "b": {}}, "anyOf": [{"required": ["a"]}, {"required": ["b"]}]}, {"b": 1},
-     {"b": 1, "x": 1}),
-    ({"properties": {"t": {}}, "oneOf": [A, B]}, {"t": 0, "a": 1}, {"t": 0, "a": 1, "x": 1}),
+    (REF | B | {"$defs": {"a": A}}, {"a": 1, "b": 2, "x": 3}, None),
+    ({"properties": {"t": {}}, "oneOf": [A, B]}, {"t": 0, "a": 1}, None),
     (A | {"required": ["a", "b"]}, {"a": 1, "b": "any"}, {"a": 1, "b": "any", "x": 1}),
     (A | {"minProperties": 3}, {"a": 1, "x": 2, "y": 3}, None),
-    ({"allOf": [A, {"patternProperties": {"^x": {}}}]}, {"a": 1, "x1": 2}, None),
     (A | {"properties": {"a": {"properties": {"b": {"$ref": "#"}}}}}, {"a": {"b": {"a": {}}}},
      {"a": {"b": {"a": {"x": 1}}}}),
 ])
 def test_an_object_with_properties_is_closed(schema, fits, more):
-    """With allOf, anyOf, oneOf and $ref around all properties that they name together."""
+    """Unless others describe the same value, by allOf, anyOf, oneOf or $ref beside others."""
     closed, open_ = (jsonschema.Draft202012Validator(each) for each in (prepared(schema), schema))
     assert closed.is_valid(fits) and open_.is_valid(fits)
     assert more is None or not closed.is_valid(more)
@@ -211,7 +206,7 @@ def test_a_number_is_written_as_it_is(demo, value):
         f"{i}": {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(5000)}}, "at most 300 levels"),
     ({"allOf": [{"items": [{}, {}]}], "items": [{}], "additionalItems": {"type": "null"}}, "allOf"),
     ({"anyOf": [{"$ref": "#/$defs/a", "required": [f"b{i}"]} for i in range(200)],
-      "$defs": {"a": {"properties": {f"a{i}": {} for i in range(200)}}}}, "parts"),
+      "$defs": {"a": {"properties": {f"a{i}": {} for i in range(200)}}}}, "too large"),
     ({"enum": ["a" * 2**19]}, "characters"), (["start: a0", *(f"a{i}: a{i + 1}" for i in range(1000))], "1,001 rules")])
 def test_what_llguidance_would_take_for_something_else_is_refused_by_name(demo, schema, words):
     def ask():

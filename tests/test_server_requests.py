@@ -96,7 +96,7 @@ def test_strict_tools_and_schemas_beside_tools(client):
     [call] = client.chat.completions.create(response_format=form, **same).choices[0].message.tool_calls
     assert json.loads(call.function.arguments) == {"city": "Rome"}
     parameters["properties"]["city"] = {"not": {}}
-    with pytest.raises(openai.BadRequestError, match=r'get_weather.*\["not"\]') as caught:
+    with pytest.raises(openai.BadRequestError, match=r'\["not"\].*get_weather') as caught:
         client.chat.completions.create(**same)
     assert caught.value.param == "tools"
 
@@ -186,7 +186,7 @@ def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
         else:  # it has no parameters
             assert answer.text == "<tool_call>\n<function=touch>\n</function>\n</tool_call>"
     assert names == {"look_up", "touch"}
-    with pytest.raises(Refusal, match="touch: a schema must be a JSON Schema"):
+    with pytest.raises(Refusal, match="the parameters of the tool touch must be a JSON Schema"):
         chat_request(newer, {"messages": FRANCE, "tools": [TOUCH | {"parameters": 5}], "tool_choice": "required"},
                      Door(1000))
 

@@ -416,7 +416,7 @@ def test_the_chat(model, demo, tmp_path, monkeypatch):
 
 
 def test_pictures_that_wait_for_a_question_in_the_chat(model, tmp_path, monkeypatch):
-    """They stay if the question is taken back, but for one that can't be read any more."""
+    """They stay if the question is taken back."""
     files = [tmp_path / name for name in ("a.png", "b.png", "narrow.png")]
     for file, size in zip(files, ((64, 64), (64, 96), (1, 300))):
         file.write_bytes(png_of(*size, seed=19))
@@ -432,7 +432,9 @@ def test_pictures_that_wait_for_a_question_in_the_chat(model, tmp_path, monkeypa
     assert chat.images == [*map(str, files[:2])] and roles(chat.messages) == "ua"
     files[0].unlink()
     said = refused(chat, "What is this?")
-    assert said.endswith("a.png: no such file (the message was not added; 1 picture for the next message: b.png)")
+    assert "a.png: no such file (the message was not added; 2 pictures for the next message: a.png, b.png; /im" in said
+    handled(chat, "/image -")
+    handled(chat, f"/image {files[1]}")
     assert "a number from 1 to 16777216" in refused(chat, "/set max_pixels 0")
     assert handled(chat, "/set max_pixels") == "max_pixels = 65536"
     handled(chat, "What is this?")

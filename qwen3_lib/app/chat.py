@@ -20,7 +20,7 @@ from qwen3_lib.generation.completion import Completion, complete, prompt_of
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.pictures import question
 from qwen3_lib.app import terminal
-from qwen3_lib.app.files import as_text, going_on, is_picture_file, keep_conversation, picture_file, read_messages
+from qwen3_lib.app.files import as_text, going_on, keep_conversation, picture_file, read_messages
 from qwen3_lib.app.prompt import ReadLine, line_reader, no_echo, read_line, read_message
 from qwen3_lib.app.terminal import (CYAN, OutputError, Status, banner, cut_note, parameters, print_answer, statistics)
 from qwen3_lib.io.errors import InputError, brief, counted, did_you_mean
@@ -158,10 +158,9 @@ class Chat:
         except OutputError:
             raise
         except InputError as error:  # the context is full, for example
-            self.messages, n = before, len(self.images)
-            self.images = [*filter(is_picture_file, self.images)]
-            clear = before != self.system_messages() and len(self.images) == n
-            hint = "; /clear starts a new conversation" * clear + f"; {self.pictures()}" * (n > 0)
+            self.messages = before
+            hint = f"; {self.pictures()}; /image - removes them" if self.images else \
+                "; /clear starts a new conversation" * (before != self.system_messages())
             raise InputError(f"{error} (the message was not added{hint})") from error
         except KeyboardInterrupt:
             if self.messages is messages:

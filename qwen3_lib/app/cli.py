@@ -131,9 +131,9 @@ def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Name
         if asked:
             parser.error("a prompt does not go with " + shown(min(given & {*ANSWER_NOTHING}), args))
         return args
-    piped = sys.stdin is not None and not sys.stdin.isatty()
+    piped = not sys.stdin.isatty()
     if not asked and not args.chat:
-        if not piped and (sys.stdin is None or given & {"raw", "score", *EXCLUDES["chat"]}):
+        if not piped and given & {"raw", "score", *EXCLUDES["chat"]}:
             parser.error("there is no prompt; give one, or --chat for a conversation")
         args.chat = not piped
     files = [args.file, args.system_file, args.messages, args.tools, args.json_schema, args.grammar]
@@ -228,8 +228,6 @@ def print_scores(args: argparse.Namespace) -> None:
 
 def start_chat(args: argparse.Namespace) -> int:
     """A conversation on the terminal, or with lines from a pipe -> exit status."""
-    if sys.stdin is None:
-        raise InputError("stdin is closed, so a chat can't read messages")
     options, template = answer_options(args), template_option(args)
     messages, tools = read_conversation(args)
     images = [*map(picture_file, args.image or ())] if args.prompt is None and args.file is None else []
@@ -271,9 +269,8 @@ JOBS: dict[str, Callable[[argparse.Namespace], None]] = {
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line -> exit status."""
-    args = parse_arguments(make_parser(), argv)
-
     def work() -> int:
+        args = parse_arguments(make_parser(), argv)
         if args.chat:
             return start_chat(args)
         job = next((job for job in JOBS if getattr(args, job) not in (None, False)), None)
@@ -285,8 +282,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def guarded(work: Callable[[], int]) -> int:
     """Does the work of a command -> its exit status. Bad input and Ctrl-C end in one line on stderr."""
-    if sys.stderr is None:  # closed; a library may write to it
-        sys.stderr = open(os.devnull, "w")
+    sys.stdin = open(os.devnull) if sys.stdin is None else sys.stdin  # None: it is closed
+    sys.stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr
     try:
         if sys.stdout is None:
             raise InputError("stdout is closed, so the answer can't be written")

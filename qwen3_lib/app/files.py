@@ -32,8 +32,6 @@ STATE_PARTS = "history", "state", "late"  # the parts of qwen3_5.State
 def read_text(name: str) -> str:
     """The text of a UTF-8 file, or of stdin for "-", without the newline at its end."""
     where = "stdin" if name == "-" else name
-    if name == "-" and sys.stdin is None:
-        raise InputError("stdin is closed, so nothing can be read from it")
     try:
         text = (sys.stdin.buffer.read() if name == "-" else Path(name).read_bytes()).decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -70,14 +68,6 @@ def picture_file(name: str) -> str:
     """The whole path of a picture's file, as conversations hold it. Raises InputError unless it can be opened."""
     picture_of(name, decoded=False).close()
     return os.path.abspath(name)
-
-
-def is_picture_file(name: str) -> bool:
-    """Whether it can be read, to its last pixel."""
-    try:
-        return picture_of(name) is not None
-    except InputError:
-        return False
 
 
 # ---- What to ask -----------------------------------------------------------------------------------------------------
@@ -244,11 +234,8 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     if metadata.get("format") != CACHE_FORMAT:
         raise InputError(f"{name}: not a prompt cache of this program; give another name")
     if metadata.get("model") != fingerprint(model, cache):
-        if k.dtype != cache.k.dtype:
-            option, engine = ("--no-fast", "NumPy") if k.dtype == np.float32 else ("--fast", "fast")
-            raise InputError(f"{name}: a prompt cache of the {engine} engine; add {option}, or give another name")
-        raise InputError(f"{name}: the prompt cache of another model (or of other options of the engine); give another "
-                         "name")
+        raise InputError(f"{name}: the prompt cache of another model, or of another engine (--fast, --no-fast) or its "
+                         "options; give another name")
     n = len(token_ids) if token_ids.ndim == 1 else 0
     shape = (*cache.k.shape[:2], n, cache.k.shape[3])
     if not 1 <= n <= model.config.context_length \

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from itertools import count, takewhile
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,6 @@ ALSO_NEUTRAL = {"reasoning_format": "deepseek",  # the thought in reasoning_cont
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None), "max": (True, None)}
 MOST_PICTURES, MOST_MESSAGES = 32, 4096  # of a request
-SEARCH_SECONDS = 0.5  # seconds to find the tool at fault
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
 
@@ -260,7 +259,7 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
                   several: bool, max_string: int | None, field: str, vet: Callable[[str], None]) -> Grammar:
     """What an answer must fit: calls of the forced tools; else the schema, if there is one, or calls.
 
-    Unless they are forced, calls of tools that aren't strict may have any arguments. Raises Refusal that says where.
+    Unless they are forced, calls of tools that aren't strict may have any arguments. Raises Refusal.
     """
     bound = [tool if forced or is_strict(tool) else ANY_ARGUMENTS | {"name": tool.get("function", tool)["name"]}
              for tool in forced or tools]
@@ -275,16 +274,6 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
     except Refusal:
         raise
     except InputError as error:
-        end = time.monotonic() + SEARCH_SECONDS
-        for tool in takewhile(lambda _: time.monotonic() < end, bound):
-            function = tool.get("function", tool)
-            try:
-                vet((wanted := grammar_of(function.get("parameters") or {}, max_string)).text)
-                matcher_of(model, wanted)
-            except Refusal:  # for now: other schemas are being compiled
-                raise
-            except InputError as inner:
-                raise Refusal(400, f"the tool {brief(function['name'])}: {inner}", "tools") from error
         raise Refusal(400, str(error), "tools" if forced or schema is None else field) from error
 
 

@@ -77,17 +77,11 @@ def open_source(name: str, template: str | None = None, text: bool = False) -> S
             raise InputError(f"{name}: plain text has one column, prompt: --template \"... {{prompt}}\"")
         source = Source(name, form, [] if template is None else placeholders_in(template), digest, changed)
         n_records = last = 0
-        for n_records, (last, row) in enumerate(source.rows(), 1):
-            if isinstance(row, bytes) and form == "text" and (b"\0" in row or n_records == 1 and not is_utf8(row)):
-                raise InputError(f"{name}: not text in UTF-8; a batch file has one prompt per line, or JSON lines, or "
-                                 "is a .csv table")
+        for n_records, (last, _) in enumerate(source.rows(), 1):
+            pass
         return replace(source, n_records=n_records, last=last)
     except OSError as error:
         raise InputError(f"{name}: cannot be read: {error.strerror}") from error
-
-
-def is_utf8(line: bytes) -> bool:
-    return line.decode(errors="ignore").encode() == line
 
 
 def form_of(name: str) -> str:

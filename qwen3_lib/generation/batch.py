@@ -74,11 +74,10 @@ class Batch:
         """
         if any(request.key == key for request in self.requests):
             raise InputError(f"there is a request {brief(repr(key))} already")
-        answer = Completion(self.model, token_ids, **options)
+        answer = Completion(self.model, token_ids, is_fed=True, **options)
         if len(answer.prompt_ids) >= self.longest:
             raise InputError(f"the prompt has {len(answer.prompt_ids)} tokens and leaves no room for an answer: a slot "
                              f"has {self.longest} positions (--context)")
-        answer.is_fed = True  # by `step`
         self.waiting.append(Request(key, answer, salt))
         return answer
 

@@ -52,12 +52,11 @@ class Completion(Stream):
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None,
                  tools: list[dict[str, Any]] | None = None, picture_seconds: float = 0.0,
-                 options: AnswerOptions | None = None, **given: Any):
+                 options: AnswerOptions | None = None, is_fed: bool = False, **given: Any):
         """Takes the options of options.py, together as `options` or by name.
 
-        `tools`, JSON schemas, give the arguments of calls in XML their types.
-
-        `picture_seconds`: how long the prompt's pictures have taken; the `times` begin so much earlier.
+        `tools`, JSON schemas, give the arguments of calls in XML their types. `picture_seconds`: how long the prompt's
+        pictures have taken; the `times` begin so much earlier. `is_fed`: a Batch gives it tokens, not who reads it.
         """
         wanted, tokenizer = options_of(given) if options is None else options, model.tokenizer
         self.model, self.sequence = model, Sequence(model, token_ids, wanted.max_new_tokens, wanted.seed,
@@ -85,7 +84,7 @@ class Completion(Stream):
         self.options, self.picture_seconds = wanted, picture_seconds
         self.streamed = self.cached_tokens = 0
         self.run: Run | None = None  # since it has a cache
-        self.is_fed = False  # by a Batch, or no longer; else by reading it
+        self.is_fed = is_fed
         if cache is not None:
             self.begin(cache)
 

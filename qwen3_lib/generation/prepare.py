@@ -21,14 +21,13 @@ BELOW = (*NAMED, "items", "prefixItems", "additionalItems", "additionalPropertie
 NOTES = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "$schema",
          "$id", "$anchor", "$defs", "definitions", "discriminator", "x-guidance"}  # say nothing about a value
 LIMITED = {"maxLength", "pattern", "format", "enum", "const"}  # a string with one of these isn't limited here
-UNKNOWN: Schema = {"$ref": None}  # in place of the target of a $ref to another document
 
 
 def prepared(schema: Schema, max_string: int | None = None) -> Schema:
     """A copy in which objects are closed, and strings have at most max_string characters (None: MAX_STRING; 0: any).
 
-    An object that allOf, anyOf, oneOf or $ref put together is closed around all its properties; a definition that is
-    a part of such an object stays open elsewhere. Raises InputError for what is no JSON, for too many parts or too deep
+    Schemas that together describe one value, by allOf, anyOf, oneOf or $ref beside others, stay as they are, because
+    each would forbid the others' properties. Raises InputError for what is no JSON, for too many parts or too deep
     ones, and for what llguidance takes for something else.
     """
     try:
@@ -37,31 +36,25 @@ def prepared(schema: Schema, max_string: int | None = None) -> Schema:
         raise
     except (TypeError, ValueError, RecursionError) as error:
         raise InputError(f"the schema is no JSON: {brief(error)}") from error
-    groups, todo, seen, size = list[list[Schema]](), [(schema, 0)], set[int](), 0
+    found, todo = dict[tuple[int, bool], Schema](), [(schema, True, 0)]
     while todo:
-        part, depth = todo.pop()
-        if id(part) in seen:
+        part, alone, depth = todo.pop()  # alone: no other schema describes the same value
+        if (id(part), alone) in found:
             continue
-        seen.add(id(part))
-        keys, below = part.keys() - NOTES, same_value(schema, part)
-        if len(keys) != 1 or not (keys <= {"anyOf", "oneOf"} or keys <= {"allOf", "$ref"} and len(below) == 1):
-            group, known = [part], {id(part)}  # the schemas that describe one value together, the outermost first
-            for each in group:
-                new = [other for other in same_value(schema, each) if id(other) not in known]
-                known |= {*map(id, new)}
-                group += new
-            groups.append(group)
-            below = [inner for each in group for inner in children(each, BELOW)]
-            size += sum(1 + len(names_in(each)) for each in group)
-        if size + len(seen) > 2 * MOST_PARTS or depth > DEEPEST:
-            raise InputError(f"the schema has more than {MOST_PARTS:,} parts" if depth <= DEEPEST else
-                             f"the schema is nested too deeply: at most {DEEPEST} levels, along references")
-        todo += [(inner, depth + 1) for inner in below]
-    combined = {id(part) for group in groups for part in group[1:]}
-    for group in groups:
-        if id(group[0]) not in combined:
-            close(group)
-        limit_strings(group, MAX_STRING if max_string is None else max_string)
+        same, keys = same_value(schema, part), part.keys() - NOTES
+        choice = len(keys) == 1 and (keys <= {"anyOf", "oneOf"} or len(same) == 1)  # one of several, or another name
+        found[id(part), alone and (choice or not same)] = found[id(part), alone] = part
+        if len(found) > MOST_PARTS:
+            raise InputError(f"the schema has more than {MOST_PARTS:,} parts")
+        if depth > DEEPEST:
+            raise InputError(f"the schema is nested too deeply: at most {DEEPEST} levels, along references")
+        todo += [(inner, alone and choice, depth + 1) for inner in same]
+        todo += [(inner, True, depth + 1) for inner in children(part, BELOW)]
+    for (_, alone), part in found.items():
+        if alone and (id(part), False) not in found:
+            close_and_limit(part, MAX_STRING if max_string is None else max_string)
+        elif isinstance(part.get("items"), list) or "prefixItems" in part:  # llguidance would forget some of them
+            raise InputError("the schema can't be used: a list of items beside allOf, anyOf, oneOf or $ref")
     return schema
 
 
@@ -73,7 +66,7 @@ def children(part: Schema, keys: tuple[str, ...]) -> list[Schema]:
 
 
 def same_value(schema: Schema, part: Schema) -> list[Schema]:
-    """The schemas that describe the same value as this part; UNKNOWN for a $ref that is no path in this document."""
+    """The schemas that describe the same value as this part; an empty one for a $ref to another document."""
     same, reference = children(part, SAME_VALUE), part.get("$ref")
     if not isinstance(reference, str):
         return same
@@ -82,41 +75,21 @@ def same_value(schema: Schema, part: Schema) -> list[Schema]:
         name = name.replace("~1", "/").replace("~0", "~")
         inner = dict(enumerate(found)) if isinstance(found, list) else found if isinstance(found, dict) else {}
         found = inner.get(int(name) if isinstance(found, list) and re.fullmatch(r"\d{1,9}", name) else name)
-    return [*same, found if isinstance(found, dict) and re.match("#(/|$)", reference) else UNKNOWN]
+    return [*same, found if isinstance(found, dict) and re.match("#(/|$)", reference) else {}]
 
 
-def close(group: list[Schema]) -> None:
-    """Forbids the properties that no schema of a group names, unless one of them says what others may be."""
-    keys, names = {key for part in group for key in part}, dict.fromkeys(
-        (name for part in group for name in names_in(part)), True)
-    own = group[0].get("properties", {})
-    if "properties" in keys and "additionalProperties" not in keys and UNKNOWN not in group and isinstance(own, dict) \
-            and "patternProperties" not in keys - group[0].keys() \
-            and all(at_least(part, "minProperties") <= len(names) for part in group):
-        group[0] |= {"properties": names | own, "additionalProperties": False}
-
-
-def limit_strings(group: list[Schema], longest: int) -> None:
-    """Gives strings of any length a maxLength, unless `longest` is 0. Raises InputError for arrays put together of
-    which llguidance forgets a part."""
-    firsts = {len(first) if isinstance(first := part.get("prefixItems", part.get("items")), list) else 0
-              for part in group if part.keys() & {"items", "prefixItems", "additionalItems"}}
-    if len(firsts) > 1:
-        raise InputError("the schema can't be used: allOf puts arrays together that list different numbers of items")
-    for part in group if longest and not LIMITED & {key for part in group for key in part} else ():
-        if part.get("type") == "string" or isinstance(part.get("type"), list) and "string" in part["type"]:
-            part["maxLength"] = max(longest, *(at_least(each, "minLength") for each in group))
-
-
-def names_in(part: Schema) -> list[str]:
-    """The names of properties in a schema."""
-    values = [value for key in ("properties", "required") if isinstance(value := part.get(key), dict | list)]
-    return [name for value in values for name in value if isinstance(name, str)]
-
-
-def at_least(part: Schema, key: str) -> int:
-    """The value of minLength or minProperties; 0 without one."""
-    return value if isinstance(value := part.get(key), int) else 0
+def close_and_limit(part: Schema, longest: int) -> None:
+    """Closes an object that names properties; gives a string of any length a maxLength, unless `longest` is 0."""
+    properties, required = part.get("properties"), part.get("required")
+    if isinstance(properties, dict) and "additionalProperties" not in part:
+        names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
+        properties = dict.fromkeys(names, True) | properties
+        if part.get("minProperties", 0) in range(len(properties) + 1):
+            part |= {"properties": properties, "additionalProperties": False}
+    if longest and not LIMITED & part.keys() and (
+            part.get("type") == "string" or isinstance(part.get("type"), list) and "string" in part["type"]):
+        least = part.get("minLength")
+        part["maxLength"] = max(longest, least) if isinstance(least, int) else longest
 
 
 def json_number(text: str) -> int | float:

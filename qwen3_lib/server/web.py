@@ -430,8 +430,8 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
         return refusal_response(Refusal(500, "the server has failed at this request"))
 
     posts = {"/v1/chat/completions": server.chat, "/v1/completions": server.completions,
-             "/v1/responses": server.responses,
-             "/v1/embeddings": server.embeddings, "/v1/rerank": server.rerank, "/rerank": server.rerank,
+             "/v1/responses": server.responses, "/v1/embeddings": server.embeddings,
+             "/v1/rerank": server.rerank, "/rerank": server.rerank,
              "/tokenize": server.tokenize, "/detokenize": server.detokenize, "/apply-template": server.apply_template}
     gets = {"/": server.page, "/v1/models": server.models, "/v1/models/{name:path}": server.models,
             "/health": server.health, "/metrics": server.metrics}

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -80,24 +81,17 @@ class Worker:
         """The result of a function that is called in the thread, between two steps."""
         if not self.thread.is_alive():
             raise Refusal(500, "the server has failed")
-        future = self.loop.create_future()
-
-        def finish(result: Any, error: Exception | None) -> None:
-            if error is not None and not future.done():
-                future.set_exception(error)
-            elif not future.done():  # else the client has left
-                future.set_result(result)
+        future = Future[Any]()
 
         def command() -> None:
-            result, error = None, None
-            try:
-                result = function()
-            except Exception as failure:  # whatever it is, it belongs to this request, and the others go on
-                error = failure
-            self.loop.call_soon_threadsafe(finish, result, error)
+            if future.set_running_or_notify_cancel():  # else the client has left
+                try:
+                    future.set_result(function())
+                except Exception as error:  # whatever it is, it belongs to this request, and the others go on
+                    future.set_exception(error)
 
         self.commands.put(command)
-        return await future
+        return await asyncio.wrap_future(future)
 
     async def submit(self, asked: GenerationRequest, began: float) -> list[Job]:
         """Jobs for the answers to a request; `began`: when it came, by time.monotonic.

@@ -59,60 +59,84 @@ def head(model, x):
 
 def hybrid_oracle(model, ids) -> np.ndarray:
     """The logits [n, vocab] of a Qwen3.5, from the tensors of its file: each head's state changes token by token."""
-    c, n, silu = model.config, len(ids), lambda x: x / (1 + np.exp(-x))
-    tensors = {name: to_float32(tensor).astype(np.float64) for name, tensor in model.folder.stored().items()}
-    frequencies = c.rope_theta ** (-np.arange(0, c.rope_dim, 2) / c.rope_dim)
+    c, tensors = model.config, stored_tensors(model)
     x = tensors["model.embed_tokens.weight"][ids]
     for i in range(c.num_hidden_layers):
-        start = f"model.layers.{i}."
-        w = {name.removeprefix(start).removesuffix(".weight").partition(".")[2] or name.split(".")[3]: tensor
-             for name, tensor in tensors.items() if name.startswith(start)}
-
-        def swiglu(h, name=""):
-            return (silu(h @ w[f"{name}gate_proj"].T) * (h @ w[f"{name}up_proj"].T)) @ w[f"{name}down_proj"].T
-
-        h, outs = norm(x, 1 + w["input_layernorm"], c.rms_norm_eps), []
-        if "A_log" in w:
-            rows, width = h @ w["in_proj_qkv"].T, w["conv1d"].shape[-1]
-            qkv = np.array([silu(sum(w["conv1d"][:, 0, width - 1 - j] * rows[t - j] for j in range(min(width, t + 1))))
-                            for t in range(n)])
-            z, gains = h @ w["in_proj_z"].T, 1 / (1 + np.exp(-h @ w["in_proj_b"].T))
-            kept = np.exp(-np.exp(w["A_log"]) * np.log1p(np.exp(h @ w["in_proj_a"].T + w["dt_bias"])))
-            heads, key, value = c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim
-            for head_ in range(heads):
-                at = head_ * c.linear_num_key_heads // heads * key
-                q, k = qkv[:, at:at + key], qkv[:, c.linear_num_key_heads * key + at:][:, :key]
-                q, k = (a / np.sqrt((a**2).sum(-1, keepdims=True) + 1e-6) for a in (q, k))
-                v = qkv[:, 2 * c.linear_num_key_heads * key + head_ * value:][:, :value]
-                state, out = np.zeros((value, key)), np.empty((n, value))
-                for t in range(n):
-                    state = kept[t, head_] * state
-                    state += gains[t, head_] * np.outer(v[t] - state @ k[t], k[t])
-                    out[t] = state @ q[t] / np.sqrt(key)
-                outs.append(norm(out, w["norm"], c.rms_norm_eps) * silu(z[:, head_ * value:][:, :value]))
-            x = x + np.concatenate(outs, axis=-1) @ w["out_proj"].T
-        else:
-            both = (h @ w["q_proj"].T).reshape(n, -1, 2 * c.head_dim).swapaxes(0, 1)
-            k, v = ((h @ w[f"{name}_proj"].T).reshape(n, -1, c.head_dim).swapaxes(0, 1) for name in "kv")
-            for head_, q in enumerate(both):
-                pair = []
-                for a, weight in ((q[:, :c.head_dim], w["q_norm"]),
-                                  (k[head_ * len(k) // len(both)], w["k_norm"])):
-                    a = norm(a, 1 + weight, c.rms_norm_eps)
-                    pair.append(np.concatenate([turned(a[:, :c.rope_dim], np.arange(n), frequencies),
-                                                a[:, c.rope_dim:]], -1))
-                scores = np.where(np.tri(n, dtype=bool), pair[0] @ pair[1].T / np.sqrt(c.head_dim), -np.inf)
-                outs.append(softmax(scores) @ v[head_ * len(v) // len(both)] / (1 + np.exp(-q[:, c.head_dim:])))
-            x = x + np.concatenate(outs, axis=-1) @ w["o_proj"].T
-        h = norm(x, 1 + w["post_attention_layernorm"], c.rms_norm_eps)
-        if "gate" in w:
-            probabilities = softmax(h @ w["gate"].T)
-            for t in range(n):
-                best = np.argsort(-probabilities[t])[:c.num_experts_per_tok]
-                x[t] += sum(probabilities[t, e] / probabilities[t, best].sum() * swiglu(h[t], f"experts.{e}.")
-                            for e in best)
-                x[t] += swiglu(h[t], "shared_expert.") / (1 + np.exp(-w["shared_expert_gate"][0] @ h[t]))
-        else:
-            x = x + swiglu(h)
+        x = hybrid_layer(c, part_of(tensors, f"model.layers.{i}."), x, np.arange(len(ids)))
     x = norm(x, 1 + tensors["model.norm.weight"], c.rms_norm_eps)
     return x @ tensors.get("lm_head.weight", tensors["model.embed_tokens.weight"]).T
+
+
+def mtp_oracle(model, states, ids, start) -> tuple[np.ndarray, np.ndarray]:
+    """(the states [n, hidden] of an MTP head that reads hidden states and the tokens after them, their logits)."""
+    c, tensors = model.config, stored_tensors(model)
+    w, embedding = part_of(tensors, f"model.layers.{c.num_hidden_layers}."), tensors["model.embed_tokens.weight"]
+    both = [norm(x, 1 + w[f"pre_fc_norm_{name}"], c.rms_norm_eps)
+            for name, x in (("embedding", embedding[ids]), ("hidden", states.astype(np.float64)))]
+    x = hybrid_layer(c, w, np.concatenate(both, axis=-1) @ w["fc"].T, start + np.arange(len(ids)))
+    x = norm(x, 1 + w["norm"], c.rms_norm_eps)
+    return x, x @ tensors.get("lm_head.weight", embedding).T
+
+
+def stored_tensors(model) -> dict[str, np.ndarray]:
+    return {name: to_float32(tensor).astype(np.float64) for name, tensor in model.folder.stored().items()}
+
+
+def part_of(tensors, start) -> dict[str, np.ndarray]:
+    """The tensors of a layer: "q_proj", "experts.3.up_proj"."""
+    names = {name: name.removeprefix(start).removesuffix(".weight") for name in tensors if name.startswith(start)}
+    return {short.partition(".")[2] or short: tensors[name] for name, short in names.items()}
+
+
+def hybrid_layer(c, w, x, positions) -> np.ndarray:
+    """x [n, hidden_size] after a layer of a Qwen3.5."""
+    n, silu = len(x), lambda x: x / (1 + np.exp(-x))
+    frequencies = c.rope_theta ** (-np.arange(0, c.rope_dim, 2) / c.rope_dim)
+
+    def swiglu(h, name=""):
+        return (silu(h @ w[f"{name}gate_proj"].T) * (h @ w[f"{name}up_proj"].T)) @ w[f"{name}down_proj"].T
+
+    h, outs = norm(x, 1 + w["input_layernorm"], c.rms_norm_eps), []
+    if "A_log" in w:
+        rows, width = h @ w["in_proj_qkv"].T, w["conv1d"].shape[-1]
+        qkv = np.array([silu(sum(w["conv1d"][:, 0, width - 1 - j] * rows[t - j] for j in range(min(width, t + 1))))
+                        for t in range(n)])
+        z, gains = h @ w["in_proj_z"].T, 1 / (1 + np.exp(-h @ w["in_proj_b"].T))
+        kept = np.exp(-np.exp(w["A_log"]) * np.log1p(np.exp(h @ w["in_proj_a"].T + w["dt_bias"])))
+        heads, key, value = c.linear_num_value_heads, c.linear_key_head_dim, c.linear_value_head_dim
+        for head_ in range(heads):
+            at = head_ * c.linear_num_key_heads // heads * key
+            q, k = qkv[:, at:at + key], qkv[:, c.linear_num_key_heads * key + at:][:, :key]
+            q, k = (a / np.sqrt((a**2).sum(-1, keepdims=True) + 1e-6) for a in (q, k))
+            v = qkv[:, 2 * c.linear_num_key_heads * key + head_ * value:][:, :value]
+            state, out = np.zeros((value, key)), np.empty((n, value))
+            for t in range(n):
+                state = kept[t, head_] * state
+                state += gains[t, head_] * np.outer(v[t] - state @ k[t], k[t])
+                out[t] = state @ q[t] / np.sqrt(key)
+            outs.append(norm(out, w["norm"], c.rms_norm_eps) * silu(z[:, head_ * value:][:, :value]))
+        x = x + np.concatenate(outs, axis=-1) @ w["out_proj"].T
+    else:
+        both = (h @ w["q_proj"].T).reshape(n, -1, 2 * c.head_dim).swapaxes(0, 1)
+        k, v = ((h @ w[f"{name}_proj"].T).reshape(n, -1, c.head_dim).swapaxes(0, 1) for name in "kv")
+        for head_, q in enumerate(both):
+            pair = []
+            for a, weight in ((q[:, :c.head_dim], w["q_norm"]),
+                              (k[head_ * len(k) // len(both)], w["k_norm"])):
+                a = norm(a, 1 + weight, c.rms_norm_eps)
+                pair.append(np.concatenate([turned(a[:, :c.rope_dim], positions, frequencies),
+                                            a[:, c.rope_dim:]], -1))
+            scores = np.where(np.tri(n, dtype=bool), pair[0] @ pair[1].T / np.sqrt(c.head_dim), -np.inf)
+            outs.append(softmax(scores) @ v[head_ * len(v) // len(both)] / (1 + np.exp(-q[:, c.head_dim:])))
+        x = x + np.concatenate(outs, axis=-1) @ w["o_proj"].T
+    h = norm(x, 1 + w["post_attention_layernorm"], c.rms_norm_eps)
+    if "gate" in w:
+        probabilities = softmax(h @ w["gate"].T)
+        for t in range(n):
+            best = np.argsort(-probabilities[t])[:c.num_experts_per_tok]
+            x[t] += sum(probabilities[t, e] / probabilities[t, best].sum() * swiglu(h[t], f"experts.{e}.")
+                        for e in best)
+            x[t] += swiglu(h[t], "shared_expert.") / (1 + np.exp(-w["shared_expert_gate"][0] @ h[t]))
+    else:
+        x = x + swiglu(h)
+    return x

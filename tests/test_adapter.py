@@ -1,5 +1,4 @@
-"""LoRA adapters: merged weights against torch, and against peft where it is installed; what is refused."""
-import copy
+"""LoRA adapters: merged weights, against peft where it is installed; what is refused."""
 import json
 import shutil
 
@@ -11,7 +10,7 @@ import qwen3
 import qwen3_numba as fast
 from configs import BASE
 from fuzzing import change
-from helpers import REMOVED, assert_cli_refuses, assert_one_line, edit_json, message_of, run_main
+from helpers import REMOVED, assert_cli_refuses, assert_one_line, edit_json, logits_of, message_of, run_main
 from make_random_model import make_random_model
 from qwen3_embed import embed
 from embedders import make_embedder
@@ -56,7 +55,7 @@ def make_adapter(folder, sizes, rank=4, alpha=16, dtype=np.float32, root="base_m
 
 
 def logits(model):
-    return model.engine.logits_of(model, IDS, model.engine.new_cache(model.config), slice(None))
+    return logits_of(model, IDS)
 
 
 @pytest.fixture
@@ -67,35 +66,7 @@ def folders(tmp_path):
     return tmp_path / "model", tmp_path / "adapter"
 
 
-def assert_close(found, expected):
-    assert np.abs(found - expected).max() < 2e-5 * expected.std()
-
-
 # ---- The merged weights ----------------------------------------------------------------------------------------------
-
-@pytest.mark.parametrize("shape, options", [
-    (UNTIED, {}), (BASE, {}), (UNTIED, {"rank": 7, "alpha": 3}), (UNTIED, {"use_rslora": True, "dtype": np.float16})],
-    ids=["untied", "tied", "rank 7", "rooted, float16"])
-def test_logits_are_those_of_torch_with_the_sum(shape, options, tmp_path):
-    """transformers' model, to whose weights the test adds the products. A changed head leaves the embedding alone."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from make_golden import load as reference
-    path = make_random_model(shape, tmp_path / "model", "float32")
-    changes = make_adapter(tmp_path / "adapter", matrices(shape), **options)
-    theirs = reference(path)
-    before = qwen3.load_model(path)
-    with torch.no_grad():
-        if shape["tie_word_embeddings"]:
-            theirs.lm_head.weight = torch.nn.Parameter(theirs.lm_head.weight.clone())
-        for name, change in changes.items():
-            theirs.get_submodule(name).weight += torch.tensor(change)
-        expected = theirs(torch.tensor([IDS])).logits[0].numpy()
-    assert np.abs(logits(before) - expected).max() > 0.3 * expected.std()
-    assert_close(logits(qwen3.load_model(path, adapter=tmp_path / "adapter")), expected)
-    model = qwen3.load_model(path, fast.engine(kv_dtype="f32", threads=1), adapter=tmp_path / "adapter")
-    assert_close(logits(model), expected)
-
 
 @pytest.mark.parametrize("wanted, stored_as, digits", [("F32", "bfloat16", 22), ("BF16", "bfloat16", 8),
                                                        ("F32", "float16", 22), ("F32", "float32", 22)])
@@ -304,16 +275,11 @@ def test_an_adapter_with_a_classification_head(tmp_path):
 
 @pytest.mark.parametrize("changes, words", [
     ({"peft_type": "IA3"}, ["peft_type", "IA3"]), ({"peft_type": REMOVED}, ["peft_type"]),
-    ({"use_dora": True}, ["use_dora", "merge"]), ({"lora_bias": True}, ["lora_bias", "merge"]),
-    ({"target_parameters": ["mlp.experts.down_proj"]}, ["target_parameters", "merge"]),
-    ({"ensure_weight_tying": True}, ["ensure_weight_tying", "merge"]),
-    ({"layer_replication": [[0, 1]]}, ["layer_replication"]), ({"alpha_pattern": ["q_proj"]}, ["alpha_pattern"]),
+    ({"use_dora": True}, ["use_dora", "merge"]), ({"a_new_option": 1}, ["a_new_option"]),
+    ({"alpha_pattern": ["q_proj"]}, ["alpha_pattern"]), ({"lora_alpha": 10**400}, ["lora_alpha"]),
     ({"alpha_pattern": {"*q": 3}}, ["alpha_pattern", "regular expressions"]),
-    ({"alpha_pattern": {"q_proj": "3"}}, ["lora_alpha must be a number"]), ({"a_new_option": 1}, ["a_new_option"]),
-    ({"lora_alpha": None}, ["lora_alpha"]), ({"lora_alpha": 10**400}, ["lora_alpha"]),
-    ({"use_rslora": "no"}, ["use_rslora"]),
-    ({"init_lora_weights": "pissa"}, ["'pissa'"]), ({"init_lora_weights": "olora"}, ["'olora'"]),
-    ({"init_lora_weights": ["x"]}, ["init_lora_weights"])])
+    ({"alpha_pattern": {"q_proj": "3"}}, ["lora_alpha must be a number"]), ({"use_rslora": "no"}, ["use_rslora"]),
+    ({"init_lora_weights": "pissa"}, ["'pissa'"]), ({"init_lora_weights": ["x"]}, ["init_lora_weights"])])
 def test_options_that_change_the_computation(folders, changes, words):
     edit_json(folders[1] / "adapter_config.json", changes)
     assert_one_line(message_of(qwen3.load_model, folders[0], adapter=folders[1]), *words)
@@ -338,8 +304,6 @@ HEAD = "base_model.model.lm_head.base_layer.weight"
      ["don't belong together"]),
     (lambda tensors: tensors.update({HEAD: np.ones((8, 32), np.float32)}), ["lm_head", "merge"]),
     (lambda tensors: tensors.update({A: tensors[A] * np.nan}), ["NaN", "q_proj"]),
-    (lambda tensors: tensors.update({A.replace("_A", "_B"): tensors[A.replace("_A", "_B")] * np.nan}),
-     ["NaN", "q_proj"]),
     (lambda tensors: tensors.update({A: tensors[A][0]}), ["no matrix"]),
     (lambda tensors: tensors.update({A: tensors[A][:, :-1].copy()}), ["another model", "q_proj"]),
     (lambda tensors: tensors.update({"base_model.model.model.norm.weight": tensors[A][0] + 1}), ["norm", "merge"]),

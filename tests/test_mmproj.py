@@ -7,7 +7,7 @@ import pytest
 import qwen3
 import qwen3_numba
 from configs import HYBRID, HYBRID_MOE, seeing_hybrid, vl_config
-from helpers import message_of
+from helpers import logits_of, message_of
 from make_random_model import make_random_model
 from qwen3_lib.io.models import open_model
 from qwen3_lib.io.pictures import picture_of
@@ -65,7 +65,7 @@ def both(request, tmp_path, monkeypatch):
 
 def logits(model):
     ids = [3, *model.media.show(picture_of(PIXELS)).ids, 5, 6]
-    return qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    return logits_of(model, ids)
 
 
 @pytest.mark.parametrize("engine", [qwen3.Engine, qwen3_numba.engine])

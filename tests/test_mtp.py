@@ -14,6 +14,7 @@ from configs import BASE, FRANCE, HYBRID, HYBRID_MOE, ROOT, VOCABULARY
 from fuzzing import fuzz
 from helpers import message_of, random_ids, run_main, with_engine
 from make_random_model import let_head_agree, make_random_model
+from oracle import mtp_oracle
 from published import publish
 from qwen3_5 import mtp_config
 from qwen3_lib.generation.ahead import Ahead, ahead_of
@@ -50,63 +51,16 @@ def head_cache(model):
 # The numbers
 # ----------------------------------------------------------------------------------------------------------------------
 
-PARTS = "DecoderLayer", "RMSNorm", "TextRotaryEmbedding"
-
-
-def reference_head(path, config, kind):
-    """The head as a module of torch: states [n, hidden], the next tokens [n], the first position -> its states."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    if kind == "dense":
-        from transformers.models.qwen3_5 import modeling_qwen3_5 as theirs
-        settings = theirs.Qwen3_5TextConfig
-        layer, norm, rotary = (getattr(theirs, f"Qwen3_5{part}") for part in PARTS)
-    else:
-        from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as theirs
-        settings = theirs.Qwen3_5MoeTextConfig
-        layer, norm, rotary = (getattr(theirs, f"Qwen3_5Moe{part}") for part in PARTS)
-    raw = {key: value for key, value in config.items() if key not in ("architectures", "model_type", "torch_dtype")}
-    settings = settings(**raw, layer_types=["linear_attention"] * 3 + ["full_attention"])
-    settings._attn_implementation = "eager"
-    stored = {name: torch.tensor(np.array(tensor.data)) for name, tensor in
-              qwen3.map_safetensors(path / "model.safetensors").items()}
-    parts = torch.nn.ModuleDict({
-        "fc": torch.nn.Linear(2 * settings.hidden_size, settings.hidden_size, bias=False),
-        "pre_fc_norm_embedding": norm(settings.hidden_size), "pre_fc_norm_hidden": norm(settings.hidden_size),
-        "layers": torch.nn.ModuleList([layer(settings, 3)]), "norm": norm(settings.hidden_size)})
-    weights = {name.removeprefix("mtp."): tensor for name, tensor in stored.items() if name.startswith("mtp.")}
-    if kind == "mixture":
-        experts = "layers.0.mlp.experts"
-        gate, up, down = (torch.stack([weights.pop(f"{experts}.{e}.{part}_proj.weight")
-                                       for e in range(config["num_experts"])]) for part in ("gate", "up", "down"))
-        weights |= {f"{experts}.gate_up_proj": torch.cat([gate, up], dim=1), f"{experts}.down_proj": down}
-    parts.load_state_dict(weights)
-
-    def states(hidden, token_ids, start):
-        with torch.no_grad():
-            following = parts["pre_fc_norm_embedding"](stored["model.embed_tokens.weight"][torch.tensor(token_ids)])
-            x = torch.cat([following, parts["pre_fc_norm_hidden"](torch.tensor(hidden))], dim=-1)
-            x, n = parts["fc"](x)[None], len(hidden)
-            turned = rotary(settings)(x, torch.arange(start, start + n)[None])
-            mask = torch.triu(torch.full((n, n), -torch.inf), 1)[None, None]
-            x = parts["layers"][0](x, position_embeddings=turned, attention_mask=mask)
-            return parts["norm"](x if isinstance(x, torch.Tensor) else x[0])[0].numpy()
-
-    return states, stored.get("lm_head.weight", stored["model.embed_tokens.weight"]).numpy()
-
-
 @pytest.mark.parametrize("kind", BOTH)
 def test_the_head_is_that_of_the_formulas(kind, engine, tmp_path):
-    """In pieces, with the model's own hidden states: the states and the guesses of the module in torch."""
-    path = make(BOTH[kind], tmp_path)
-    model, ids = qwen3.load_model(path, engine), random_ids(40)
+    """In pieces, with the model's own hidden states: the states and the guesses of the oracle."""
+    model, ids = qwen3.load_model(make(BOTH[kind], tmp_path), engine), random_ids(40)
     hidden = model.engine.hidden_states(model, ids[:-1], model.engine.new_cache(model.config))
-    reference, lm_head = reference_head(path, BOTH[kind], kind)
-    expected, cache, end = reference(hidden, ids[1:], 3), head_cache(model), 0
+    (expected, logits), cache, end = mtp_oracle(model, hidden, ids[1:], 3), head_cache(model), 0
     for n in (30, 1, 8):
         start, end = end, end + n
         states, token = model.engine.guess(model, hidden[start:end], np.array(ids[start + 1:end + 1]), cache, 3)
-        assert np.abs(states - expected[start:end]).max() < 1e-4 and token == (lm_head @ expected[end - 1]).argmax()
+        assert np.abs(states - expected[start:end]).max() < 1e-4 and token == logits[end - 1].argmax()
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["embedding", "hidden state"])

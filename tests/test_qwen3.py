@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import qwen3
 from configs import BASE, CASES, FRANCE, PARIS, ROOT
-from helpers import HUGE_INT, counting, filled_cache, message_of, random_ids
+from helpers import HUGE_INT, counting, filled_cache, logits_of, message_of, random_ids
 from make_random_model import make_random_model
 from oracle import oracle
 from qwen3_lib.io.rope import stretched
@@ -20,11 +20,6 @@ from qwen3_lib.io.rope import stretched
 pytestmark = pytest.mark.core
 GOLDEN = json.loads((ROOT / "tests" / "golden.json").read_text())
 PLAIN = qwen3.Config(1, 1, 1, 1, 1, 1, 8, 1, 1e-6, 1e6, True, 8)
-
-
-def logits_of(model, ids):
-    """All logits at once, with an empty cache."""
-    return qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
 
 
 def close(a, b, tolerance=1e-5):

@@ -8,7 +8,7 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from configs import HYBRID, HYBRID_MOE, HYBRID_SIZES
-from helpers import edit_json, random_ids
+from helpers import edit_json, logits_of, random_ids
 from make_random_model import make_random_model
 from published import CASES, FLOAT, bytes_in_blocks, publish, quantize_model, write_tensors
 from test_qwen3_moe import fuse
@@ -69,8 +69,7 @@ def test_quantizations(case, kind, tmp_path):
     write_tensors(plain / "model.safetensors", {name: ("float32", value) for name, value in values.items()})
     compare("qwen3", publish(path), reference(plain))
     ids = random_ids(20)
-    expected, found = (model.engine.logits_of(model, ids, model.engine.new_cache(model.config), slice(None))
-                       for model in (qwen3.load_model(path), fast.load_model(path)))
+    expected, found = (logits_of(model, ids) for model in (path, fast.load_model(path)))
     assert np.sqrt(((found - expected)**2).mean()) < 0.5 * expected.std()  # 8 bits may lead a random router elsewhere
 
 
@@ -132,7 +131,7 @@ def test_an_adapter_of_a_model_with_a_vision_tower(kind, tmp_path):
     theirs = trained(base, tmp_path / "adapter", target_modules=[*ALL, "qkv"])
     assert any("visual" in name for name in qwen3.map_safetensors(tmp_path / "adapter/adapter_model.safetensors"))
     model, ids = qwen3.load_model(tmp_path / "base", adapter=tmp_path / "adapter", tokenizer=False), random_ids(80)
-    logits = model.engine.logits_of(model, ids, model.engine.new_cache(model.config), slice(None))
+    logits = logits_of(model, ids)
     with torch.no_grad():
         expected = theirs(torch.tensor([ids])).logits[0].numpy()
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()

@@ -7,12 +7,13 @@ import pytest
 import qwen3
 import qwen3_5
 from configs import HYBRID, HYBRIDS
-from helpers import random_ids
+from helpers import logits_of, random_ids
 from make_random_model import make_random_model
 from packed import FromPython
 from published import tensors_of, write_tensors
 from qwen3_lib.kernels import delta
 from qwen3_lib.kernels.memory import Reused
+from test_qwen3_numba import distance
 import qwen3_numba as fast
 
 pytestmark = pytest.mark.core
@@ -21,15 +22,6 @@ decay_of, log_of_one_plus = FromPython(delta).decay_of, FromPython(delta).log_of
 
 def make(config, path, dtype="float32"):
     return make_random_model(config, path, dtype)
-
-
-def logits_of(model, ids):
-    return qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
-
-
-def distance(logits, expected):
-    """The root mean square of the difference, relative to the logits' spread."""
-    return float(np.sqrt(((logits - expected) ** 2).mean()) / expected.std())
 
 
 @pytest.mark.parametrize("dtype, kv_dtype, limit", [("float32", "f32", 1e-5), ("bfloat16", "f32", 1e-5),

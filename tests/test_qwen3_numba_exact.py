@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import qwen3
 from configs import BASE, CASES, HYBRID, HYBRID_MOE, ROOT
-from helpers import random_ids, read_safetensors, with_tensors
+from helpers import logits_of, random_ids, read_safetensors, with_tensors
 from make_random_model import make_random_model
 from packed import load_model
 from qwen3_lib.generation.caches import Caches
@@ -104,7 +104,7 @@ def test_only_the_last_logits(kv_dtype, reference):
     long = 2 * random_ids(520, 3)
     model = load_model(path, None, 2, kv_dtype)
     model = dataclasses.replace(model, config=dataclasses.replace(model.config, context_length=2000))
-    whole = fast.forward(model, long, model.engine.new_cache(model.config), all_logits=True)
+    whole = logits_of(model, long)
     lengths = (511, 512, 513, 1025)
     for n in lengths:
         np.testing.assert_array_equal(fast.forward(model, long[:n], model.engine.new_cache(model.config)), whole[n - 1])
@@ -161,7 +161,7 @@ from packed import load_model
 for quantize, kv_dtype in ((None, "f16"), (None, "bf16"), ("int8", "int8"), ("int4", "f32"), ("q5_1", "f16"),
                            ("q4_1", "f16"), ("rounded", "f16"), ("rounded", "bf16")):
     model = load_model(sys.argv[1], quantize, 2, kv_dtype)
-    logits = fast.forward(model, [i * 7 % 311 for i in range(300)], model.engine.new_cache(model.config), True)
+    logits = logits_of(model, [i * 7 % 311 for i in range(300)])
     print(quantize, kv_dtype, hashlib.sha256(logits.tobytes()).hexdigest())
 """
 
@@ -208,7 +208,7 @@ def test_nan_stays_in_its_own_text(tmp_path, kv_dtype):
 def test_the_bundled_model_on_every_cpu(quantize, kv_dtype, expected):
     """Whole, in pieces and in a batch: the same bits on x86 with AVX-512 and without, and on ARM, see emulate.py."""
     model, ids = load_model(ROOT / "demo", quantize, 2, kv_dtype), random_ids(45, 0, 4096)
-    whole = fast.forward(model, ids, model.engine.new_cache(model.config), True)
+    whole = logits_of(model, ids)
     cache = model.engine.new_cache(model.config)
     pieces = [fast.forward(model, ids[start:end], cache, True)
               for start, end in ((0, 30), (30, 34), (34, 44), (44, 45))]

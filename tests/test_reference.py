@@ -12,7 +12,7 @@ import pytest
 import qwen3
 from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRIDS, QWEN3_5, ROOT, VOCABULARY, needs_official_files
 from fuzzing import any_conversation
-from helpers import REMOVED, edit_json, message_of, random_ids
+from helpers import REMOVED, edit_json, logits_of, message_of, random_ids
 from make_random_model import make_random_model
 from published import bytes_in_blocks, change_config, official_configs, quantize_model, reduced, write_tensors
 from qwen3 import map_safetensors
@@ -121,7 +121,7 @@ def test_fused_file_is_that_of_transformers(tmp_path):
     assert ours.keys() == saved.keys()
     assert all(np.array_equal(ours[name].data, saved[name].data) for name in ours)
     model, ids = qwen3.load_model(tmp_path / "theirs", tokenizer=False), [1, 2, 3]
-    logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+    logits = logits_of(model, ids)
     assert_close(logits, expected_logits(theirs, ids))
 
 
@@ -138,7 +138,7 @@ def test_prompts_of_a_hybrid(n, tmp_path):
     """Lengths around a block of the delta rule, and more than a chunk."""
     path, ids = make_random_model(HYBRID, tmp_path, "float32"), random_ids(n)
     model, expected = load("qwen3", path), expected_logits(reference(path), ids)
-    logits = qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    logits = logits_of(model, ids)
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
 
 
@@ -209,7 +209,7 @@ def test_a_hybrid_as_transformers_saves_it(base, tmp_path):
     theirs.save_pretrained(tmp_path)
     assert any("visual" in name for name in map_safetensors(tmp_path / "model.safetensors"))
     model, ids = qwen3.load_model(tmp_path, tokenizer=False), random_ids(80)
-    logits = qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True)
+    logits = logits_of(model, ids)
     expected = expected_logits(theirs, ids)
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
 
@@ -246,7 +246,7 @@ def test_distant_positions(theta, head_dim, engine, tmp_path, monkeypatch):
     tables, model = qwen3.rope_tables, load(engine, path)
     monkeypatch.setattr(importlib.import_module(engine), "rope_tables",
                         lambda config, places: tables(config, positions[places]))
-    assert_close(qwen3.forward(model, ids, model.engine.new_cache(model.config), all_logits=True), expected)
+    assert_close(logits_of(model, ids), expected)
 
 
 @pytest.mark.parametrize("factor, original, context", [(4.0, 48, 48), (2.0, 48, 200), (1.5, 40, 48)])
@@ -262,7 +262,7 @@ def test_yarn(factor, original, context, tmp_path):
     if original == context:
         assert model.config == stretched(plain.config, factor)
     ids = np.random.default_rng(1).integers(0, 320, model.config.context_length).tolist()
-    logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+    logits = logits_of(model, ids)
     expected = expected_logits(reference(path), ids)
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
 
@@ -330,6 +330,6 @@ def test_real_checkpoint():
     model, theirs = qwen3.load_model(path), reference(path)
     ids = model.tokenizer.encode("The capital of France is")
     expected = expected_logits(theirs, ids)
-    logits = qwen3.forward(model, ids, qwen3.KVCache(model.config), all_logits=True)
+    logits = logits_of(model, ids)
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
     assert list(qwen3.generate(model, ids, 20, temperature=0, eos_token_ids=())) == greedy(theirs, ids, 20)

@@ -7,6 +7,7 @@ from PIL import Image
 import qwen3
 import qwen3_vision
 from configs import HYBRID, HYBRID_MOE, TOWERS, VL_SIZES, seeing_hybrid, tower_config, vl_config
+from helpers import logits_of
 from make_random_model import make_random_model
 from published import write_tensors
 from qwen3 import map_safetensors
@@ -223,5 +224,5 @@ def test_text_alone(both):
     model = load("qwen3", path, tokenizer=False)
     with torch.no_grad():
         expected = theirs(torch.tensor(TEXT[:40])[None]).logits[0].numpy()
-    logits = qwen3.forward(model, TEXT[:40], model.engine.new_cache(model.config), all_logits=True)
+    logits = logits_of(model, TEXT[:40])
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()

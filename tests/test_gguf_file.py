@@ -56,9 +56,9 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
 
     Matrices are quantized by the gguf package; `changes` replace metadata, None removes a key.
     """
-    raw = open_model(str(path)).language()
-    rope = rope_of(raw)
-    config = vars(open_model(str(path)).config()) | {"max_position_embeddings": raw["max_position_embeddings"]}
+    source = open_model(str(path))
+    raw = qwen3.Folder.language(source)  # with the RoPE that is written there
+    rope, config = rope_of(raw), vars(source.config()) | {"max_position_embeddings": raw["max_position_embeddings"]}
     kind = gguf.GGMLQuantizationType[form]
     arch = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[bool(config["num_experts"])]]
     writer, keys = gguf.GGUFWriter(out, arch), {"general.name": "test"}
@@ -411,42 +411,26 @@ def test_a_file_cut_short(tmp_path, small):
         refused(tmp_path, small[:size], "GGUF" if size > 0 else "empty")
 
 
-@pytest.mark.parametrize("count", [2**60, 2**63 - 1, 2**64 - 1])
-@pytest.mark.parametrize("at", [8, 16], ids=["tensors", "values"])
-def test_impossible_counts(tmp_path, small, at, count):
-    refused(tmp_path, small[:at] + struct.pack("<Q", count) + small[at + 8:], str(count))
+KEY, TENSOR, ARRAY = b"general.architecture", b"blk.2.attn_q.weight", b"tokenizer.ggml.token_type"
+# What is written where: at a place of the file, or so many bytes from the beginning of a name. A tensor's name is
+# followed by the number of its sizes, two sizes, the format, and the offset; an array's by two types and a length.
+OVERWRITTEN = [
+    (0, b"GGML", "not a GGUF file"), (4, struct.pack("<I", 1), "version 1"),
+    *((at, struct.pack("<Q", count), str(count)) for at in (8, 16) for count in (2**60, 2**63 - 1, 2**64 - 1)),
+    *(((name, -8), struct.pack("<Q", 2**60), "download it again") for name in (KEY, TENSOR, ARRAY)),
+    ((ARRAY, len(ARRAY) + 8), struct.pack("<Q", 2**60), "download it again"),
+    ((b"general.name", 12), struct.pack("<I", 77), "unknown type 77"),
+    *(((TENSOR, len(TENSOR) + at), struct.pack(form, value), words) for at, form, value, words in (
+        (0, "<I", 9, "9 dimensions"), (4, "<Q", 2**60, "beyond the end"), (4, "<Q", 33, "blocks of 32"),
+        (12, "<Q", 2**60, "beyond the end"), (12, "<Q", 32, "q_proj.weight has shape"), (12, "<Q", 0, "not a valid"),
+        (20, "<I", 17, "IQ2_XS has blocks of 256"), (20, "<I", 99, "the format number 99"),
+        (24, "<Q", 2**60, "beyond the end"), (24, "<Q", 2**64 - 8, "beyond the end"), (24, "<Q", 4, "not aligned")))]
 
 
-def test_impossible_lengths(tmp_path, small):
-    """Of a name, of an array of texts, of an array of numbers."""
-    for key in (b"general.architecture", b"tokenizer.ggml.tokens", b"tokenizer.ggml.token_type"):
-        at = small.index(key)
-        refused(tmp_path, small[:at - 8] + struct.pack("<Q", 2**60) + small[at:], "download it again")
-        if b"general" not in key:
-            at += len(key) + 8  # behind the type and the array's own type
-            refused(tmp_path, small[:at] + struct.pack("<Q", 2**60) + small[at + 8:], "download it again")
-
-
-def test_tensors_out_of_bounds(tmp_path, small):
-    name = b"blk.2.attn_q.weight"
-    at = small.index(name) + len(name)  # 2 sizes, their count before them; the format; the offset
-    assert small[at:at + 4] == struct.pack("<I", 2)
-    for start, value, words in ((at + 24, 2**60, "beyond the end"), (at + 24, 2**64 - 8, "beyond the end"),
-                                (at + 24, 4, "not aligned"),
-                                (at + 4, 2**60, "beyond the end"), (at + 12, 2**60, "beyond the end"),
-                                (at + 4, 33, "blocks of 32"), (at + 12, 32, "has shape"), (at + 12, 0, "not a valid")):
-        refused(tmp_path, small[:start] + struct.pack("<Q", value) + small[start + 8:], "blk.2.attn_q.weight"
-                if words != "has shape" else "q_proj", words)
-    refused(tmp_path, small[:at] + struct.pack("<I", 9) + small[at + 4:], "9 dimensions")
-    refused(tmp_path, small[:at + 20] + struct.pack("<I", 17) + small[at + 24:], "IQ2_XS has blocks of 256")
-    refused(tmp_path, small[:at + 20] + struct.pack("<I", 99) + small[at + 24:], "the format number 99")
-
-
-def test_other_versions_and_types(tmp_path, small):
-    refused(tmp_path, b"GGML" + small[4:], "not a GGUF file")
-    refused(tmp_path, small[:4] + struct.pack("<I", 1) + small[8:], "version 1")
-    at = small.index(b"general.name") + len(b"general.name")
-    refused(tmp_path, small[:at] + struct.pack("<I", 77) + small[at + 4:], "unknown type 77")
+@pytest.mark.parametrize("place, value, words", OVERWRITTEN, ids=str)
+def test_a_head_that_is_damaged(tmp_path, small, place, value, words):
+    at = place if isinstance(place, int) else small.index(place[0]) + place[1]
+    refused(tmp_path, small[:at] + value + small[at + len(value):], words)
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen2vl"])

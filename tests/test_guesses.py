@@ -52,13 +52,14 @@ def test_right_guesses_save_passes(model):
     assert sequence.token_ids == [3, 4, 1, 2] * 5 and passes == 5
 
 
-@pytest.mark.parametrize("right, make, check, expected", [
-    (1, 0, 0, 8), (0.5, 0.5, 0.6, 0), (0.9, 0.3, 0.05, 4), (0, 0.1, 0.1, 0), (0.7, 0.3, 0.05, 2)])
-def test_as_many_guesses_as_pay(right, make, check, expected):
-    """n guesses give 1 + r + r² + … tokens for 1 + n (make + check) seconds: the best n of this table."""
+@pytest.mark.parametrize("right, make, check, beside, expected", [
+    (1, 0, 0, 0, 8), (0.5, 0.5, 0.6, 0, 0), (0.9, 0.3, 0.05, 0, 4), (0.9, 0.3, 0.05, 1, 2), (0.9, 0.3, 0.05, 3, 0),
+    (0, 0.1, 0.1, 0, 0), (0.7, 0.3, 0.05, 0, 2)])
+def test_as_many_guesses_as_pay(right, make, check, beside, expected):
+    """n guesses give beside + 1 + r + r² + … tokens for 1 + n (make + check) seconds: the best n of this table."""
     source = Lookup(8)
     source.right, source.make, source.check = right, make, check
-    assert source.length(1.0) == expected
+    assert source.length(1.0, beside) == expected
     if expected == 0:  # then one is tried again after a while
         assert [source.length(1.0) for _ in range(Proposer.PAUSE)] == [0] * (Proposer.PAUSE - 1) + [1]
 

@@ -259,12 +259,6 @@ def test_a_download_that_is_ended_goes_on_with_the_next_file(hub, get, environme
     assert hub.files_asked() == ["model.safetensors"]
 
 
-def test_a_hub_that_does_not_answer(hub, get):
-    stall(hub, "tokenizer.json")
-    outcome = get(before=IMPATIENT, HF_HUB_DOWNLOAD_TIMEOUT="1")
-    assert_refused(outcome, "the download failed", "timed out", "run the same")
-
-
 def test_the_files_of_sentence_transformers(hub, get_all):
     """Without them, vectors would be computed in another way."""
     modules = {name: b"{}" for name in ("1_Pooling/config.json", "2_Dense/config.json", "2_Dense/model.safetensors",

@@ -363,12 +363,6 @@ def test_attn_factor_of_yarn(tmp_path):
     assert config.rope_frequencies == config_of(tmp_path, rope_scaling=yarn).rope_frequencies
 
 
-OFFICIAL = {  # hidden, intermediate, layers, heads, KV heads, tied
-    "0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True), "4B": (2560, 9728, 36, 32, 8, True),
-    "8B": (4096, 12288, 36, 32, 8, False), "14B": (5120, 17408, 40, 40, 8, False),
-    "32B": (5120, 25600, 64, 64, 8, False), "30B": (2048, 6144, 48, 32, 4, False),
-    "235B": (4096, 12288, 94, 64, 4, False), "480B": (6144, 8192, 62, 96, 8, False)}
-EXPERTS = {"30B": (128, 8, 768), "235B": (128, 8, 1536), "480B": (160, 8, 2560)}
 FILES = [file for folder in ("configs", "configs_resaved") for file in sorted((SHARED / folder).glob("*.json"))]
 
 
@@ -378,15 +372,10 @@ def test_official_configs(tmp_path, file):
     """Every size loads with its sizes, in every dialect."""
     shutil.copy(file, tmp_path / "config.json")
     config, raw = Checkpoint(tmp_path).config(), json.loads(file.read_text())
-    size = next(size for size in OFFICIAL if size in file.stem.replace(".transformers", "-").split("-"))
-    tied = OFFICIAL[size][5] and "Embedding-8B" not in file.stem
-    assert (config.hidden_size, config.intermediate_size, config.num_hidden_layers, config.num_attention_heads,
-            config.num_key_value_heads, config.tie_word_embeddings) == (*OFFICIAL[size][:5], tied)
-    assert (config.head_dim, config.rms_norm_eps, config.vocab_size) == (128, 1e-6, raw["vocab_size"])
-    experts = (config.num_experts, config.num_experts_per_tok, config.moe_intermediate_size)
-    assert experts == EXPERTS.get(size, (0, 0, 0)) and config.norm_topk_prob == (size in EXPERTS)
-    assert config.sparse_layers == (tuple(range(config.num_hidden_layers)) if size in EXPERTS else ())
+    named = {key: value for key, value in raw.items() if key in vars(config)}
+    assert len(named) > 8 and named == {key: getattr(config, key) for key in named}
     assert config.eos_token_ids == (raw["eos_token_id"],) and config.context_length == raw["max_position_embeddings"]
+    assert config.sparse_layers == (tuple(range(config.num_hidden_layers)) if "moe" in raw["model_type"] else ())
     longer = any(name in file.stem for name in ("Coder", "A3B-Instruct", "A3B-Thinking"))
     assert config.rope_theta == (1e7 if longer else 5e6 if "2507" in file.stem else 1e6)
     if "rope_parameters" not in raw:

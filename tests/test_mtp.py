@@ -3,7 +3,6 @@ import dataclasses
 import json
 import random
 from functools import partial
-from unittest import mock
 
 import numpy as np
 import pytest
@@ -12,7 +11,7 @@ import qwen3
 import qwen3_numba as fast
 from configs import BASE, FRANCE, HYBRID, HYBRID_MOE, ROOT, VOCABULARY
 from fuzzing import fuzz
-from helpers import message_of, random_ids, run_main, with_engine
+from helpers import message_of, random_ids, run_main
 from make_random_model import let_head_agree, make_random_model
 from oracle import mtp_oracle
 from published import publish
@@ -219,25 +218,6 @@ def test_no_guess_changes_an_answer(rng, models):
     return sum(each.accepted for each in counts) > 0
 
 
-def test_in_the_server(tmp_path):
-    """Four clients at once, with the engine's default: the answers of a server whose head doesn't draft."""
-    from concurrent.futures import ThreadPoolExecutor
-    from serving import Served
-    model = fast.load_model(agreeing(tmp_path), None, 1)
-    plain = with_engine(model, drafts=False)
-    bodies = [{"messages": [{"role": "user", "content": f"Hi {i}"}], "max_tokens": 30, "seed": i, "logprobs": True,
-               "temperature": i % 3 / 2} for i in range(8)]
-
-    def ask(each):
-        with Served(each, 4, 400) as served, ThreadPoolExecutor(4) as pool:
-            return [reply[1]["choices"] for reply in pool.map(
-                partial(served.ask, "/v1/chat/completions"), bodies)]
-
-    with mock.patch.object(MTP, "follow", autospec=True, side_effect=MTP.follow) as follow:
-        found = ask(model)
-    assert follow.called and found == ask(plain)
-
-
 # ----------------------------------------------------------------------------------------------------------------------
 # What the head has read
 # ----------------------------------------------------------------------------------------------------------------------
@@ -325,14 +305,6 @@ def test_the_command_line(tmp_path, capfd):
     assert ["guesses right" in err for *_, err in found.values()] == [True, True, False]
     said = [run_main(capfd, "--max-tokens", 1, *draft, "Hi")[2] for draft in ((), ("--draft", "auto"))]
     assert ["this model has no MTP head" in err for err in said] == [False, True]
-
-
-@pytest.mark.parametrize("beside, expected", [(0, 4), (1, 2), (3, 0), (8, 0)])
-def test_fewer_guesses_pay_beside_other_sequences(beside, expected):
-    """Of a pass of 1 s for all, a guess takes 0.35 s: (beside + 1 + r + r² + …) / (1 + 0.35 k), with r = 0.9."""
-    source = MTP(None)
-    source.right, source.make, source.check, source.seen = 0.9, 0.3, 0.05, 9
-    assert source.length(1.0, beside) == expected
 
 
 def test_a_head_that_is_always_wrong_soon_pauses():

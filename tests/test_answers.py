@@ -19,7 +19,7 @@ from configs import FRANCE, PARIS, SHARED, needs_official_files
 from fuzzing import any_answer, any_text, cut_up, fuzz, pairs_of, taken_apart
 from helpers import (WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, with_engine,
                      works_or_refused)
-from qwen3_lib.generation.answer import StoppingReader, held_back, inside_thought, last_turn, values_for
+from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn, values_for
 from tokenizer_utils import Answer, AnswerReader, Tokenizer, parse_answer
 from qwen3_lib.generation.completion import AnswerText, Completion
 from qwen3_lib.generation.options import AnswerOptions
@@ -70,12 +70,6 @@ def tool(name="f", **types):
     """The tool in OpenAI's form; a type is a name, several, or a schema."""
     properties = {key: kind if isinstance(kind, dict) else {"type": kind} for key, kind in types.items()}
     return {"type": "function", "function": {"name": name, "parameters": {"type": "object", "properties": properties}}}
-
-
-@given(st.text("ab", max_size=9), st.lists(st.text("ab", min_size=1, max_size=5), max_size=4))
-def test_what_may_become_a_mark_is_held_back(text, marks):
-    expected = max((n for mark in marks for n in range(1, len(mark) + 1) if text.endswith(mark[:n])), default=0)
-    assert held_back(text, sorted(marks)) == expected
 
 
 # ---- Completion ------------------------------------------------------------------------------------------------------

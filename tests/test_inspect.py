@@ -14,8 +14,6 @@ from html import escape
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from PIL import Image, ImageDraw
 
 import qwen3
@@ -29,7 +27,7 @@ from oracle import head, oracle, softmax, turned
 from qwen3_lib.page import contents as panels
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.page.contents import PageOptions, contents
-from qwen3_lib.page.page import html, joined, lines_of_functions, pack
+from qwen3_lib.page.page import html, joined, pack
 from qwen3_lib.page.recorder import OPERATIONS, Recorder, Step
 from test_qwen3_vision import CONFIGS, make_seeing
 
@@ -386,18 +384,6 @@ def test_a_model_of_another_engine_is_refused(demo):
     assert "another engine" in message_of(qwen3_inspect.inspect, other, PageOptions(PROMPT))
 
 
-@given(st.binary(max_size=12))
-def test_labels_are_printable(data):
-    assert panels.label(data).isprintable()
-
-
-@given(st.lists(st.integers(0, 3), max_size=6), st.lists(st.integers(0, 3), max_size=6))
-def test_where_two_answers_part(a, b):
-    at = panels.parting(a, b)
-    assert (at is None) == (a == b)
-    assert at is None or (a[:at] == b[:at] and a[at:at + 1] != b[at:at + 1])
-
-
 def test_a_long_prompt_is_refused_by_the_size_of_the_page(demo):
     """A model with more heads has room for fewer positions."""
     panels.check_room(demo, 400, 32)
@@ -448,15 +434,6 @@ def test_libraries_are_in_the_pages_unchanged_with_their_licences(library, n_fil
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
         text = (folder / name).read_text("utf-8")
         assert (escape(text, quote=False) if name == "LICENSE" else text) in page
-
-
-def test_the_page_names_functions_of_qwen3():
-    known = lines_of_functions("x = 1\n\ndef f():\n    return x\n\nclass A:\n    def g(self):\n        pass\n")
-    assert known == {"f": [3, 4], "A": [6, 8], "A.g": [7, 8]}
-    named = re.findall(r'data-functions="([^"]*)"', (ROOT / "qwen3_lib/page/page.html").read_text("utf-8"))
-    known = [name for file in ("qwen3.py", "qwen3_5.py")
-             for name in lines_of_functions((ROOT / file).read_text("utf-8"))]
-    assert len(named) == 9 and {name for names in named for name in names.split()} <= {*known}
 
 
 def test_packed_arrays_stay_finite():

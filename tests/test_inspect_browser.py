@@ -342,24 +342,6 @@ def test_the_source_is_a_click_away(tab, plain):
     assert not tab.page.locator("#source").is_visible()
 
 
-def test_keyboard_alone(tab):
-    """Tab reaches every slider, and arrow keys move it."""
-    reached = set()
-    for _ in range(400):
-        tab.page.keyboard.press("Tab")
-        kind, name, before, last = tab.page.evaluate("(({type, id, value, max}) => [type, id, value, +max])"
-                                                     "(document.activeElement)")
-        if kind == "range":
-            for key in ("Right", "Left", "Left"):
-                tab.page.keyboard.press(f"Arrow{key}")
-            after = tab.page.evaluate("document.activeElement.value")
-            assert before != after or last == 0 or float(after) == 0, name
-            reached.add(name)
-        if tab.page.evaluate("document.activeElement === document.body") and reached:
-            break
-    assert reached == {*tab.page.locator("input[type=range]").evaluate_all("all => all.map(each => each.id)")}
-
-
 # ---- Pictures --------------------------------------------------------------------------------------------------------
 
 def test_what_each_head_sees(pictured_tab, pictured):

@@ -69,13 +69,6 @@ def test_circles_of_any_length_end_also_if_they_change_a_little(period):
     assert ends_at([*start, *changing][:9999]) is not None
 
 
-@pytest.mark.parametrize("length, ends", [(190, False), (250, True)])
-def test_runs_of_24_tokens_come_again_for_nine_tenths_of_the_text(length, ends):
-    """After each new token, 23 more end no run that was there before. 1,024 tokens have at least 120 such, or 96."""
-    text = [token for i in range(20) for token in [*range(length), 1000 + i]]
-    assert (ends_at(text) is not None) == ends
-
-
 def test_dashes_and_zeros_are_no_circle(demo):
     encode = demo.tokenizer.encode
     for text in ("-" * 40 + "\n", "=" * 400, ("0, " * 20 + "\n") * 8, "|---" * 40 + "|\n", "None, " * 100, " " * 800):
@@ -114,12 +107,6 @@ def test_a_thought_in_circles_is_closed_and_an_answer_follows(demo):
     assert len(answer.token_ids) == len(script) - 1 == len(answer.logprobs)
     plain = qwen3.chat(saying(demo, [*encode("<think>\n"), *circle * 99]), FRANCE, temperature=0, max_new_tokens=900)
     assert plain.finish().finish_reason == "length"
-
-
-def test_a_circle_may_have_thoughts_in_it(demo):
-    answer = qwen3.chat(saying(demo, demo.tokenizer.encode(f"<think>\n{CIRCLE}</think>\n\nParis. ") * 99), FRANCE,
-                        stop_loops=True, temperature=0).finish()
-    assert answer.finish_reason == "loop" and len(answer.token_ids) < 2500  # the first circle closes a thought
 
 
 def test_guesses_and_company_never_change_where_an_answer_ends(model, monkeypatch):

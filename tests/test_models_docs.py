@@ -1,15 +1,10 @@
-"""docs/models.md and docs/scaling.md: the sizes follow from the official configs, the formats are those read."""
-import json
+"""docs/models.md: the sizes follow from the official configs, the formats are those read."""
 import math
 import re
-import shutil
 
-import numpy as np
-
-from configs import ROOT, SHARED, needs_official_files
-from published import official_configs, write_tensors
+from configs import ROOT, needs_official_files
+from published import official_configs
 from qwen3 import tensor_shapes
-from qwen3_5 import tensor_shapes as hybrid_shapes
 from qwen3_lib.io.formats import METHODS
 from qwen3_lib.io.gguf_formats import GGUF_FORMATS
 from qwen3_lib.io.models import Checkpoint
@@ -23,7 +18,7 @@ def rows_of(page):
 
 
 def sizes_of(folder, file):
-    """(Config, the number of weights, those that a token reads, the bytes in int8 and in int4) of a config.json."""
+    """(the number of weights, those that a token reads, the bytes in int8 and in int4) of a config.json."""
     (folder / "config.json").write_text(file.read_text())
     config = Checkpoint(folder).config()
     shapes = tensor_shapes(config)
@@ -35,39 +30,19 @@ def sizes_of(folder, file):
     packed = [sum(4 * math.prod(shape) if len(shape) == 1 or packed_form(key, form) < INT8 else
                   math.prod(packed_shape(*shape, packed_form(key, form))) for key, shape in shapes.items())
               for form in ("int8", "int4")]
-    return config, n, read, packed
+    return n, read, packed
 
 
 @needs_official_files
 def test_sizes(tmp_path):
-    """Of every official config; variants have the row of their size. In docs/scaling.md, the first table."""
+    """Of every official config; variants have the row of their size."""
     sizes = {re.sub("^Qwen3-", "", name): row[1:] for row in rows_of("models.md") if row[0].startswith("Qwen3-")
              for name in row[0].split(", ")}
     for file in official_configs():
         name = re.sub("-(Base|FP8|Instruct-2507|Thinking-2507)", "", file.stem).removeprefix("Qwen3-")
-        _, n, read, packed = sizes_of(tmp_path, file)
+        n, read, packed = sizes_of(tmp_path, file)
         expected = [4 * n, 2 * n, 2 * read, *packed]
         assert sizes[name] == [f"{n / 1e9:.2f} G", *(f"{size / 1e9:.1f}" for size in expected)]
-    names, _, weights, positions, slots = [row[1:] for row in rows_of("scaling.md")[:5]]
-    assert names == ["0.6B", "4B", "8B"]
-    for name, row, position, together in zip(names, weights, positions, slots):
-        config, n, _, packed = sizes_of(tmp_path, SHARED / f"configs/Qwen3-{name}.json")
-        kept = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * 2
-        assert position == f"{kept:,}"
-        for text, size in zip([*row.split(", "), together], [2 * n, *packed, 16 * 2048 * kept], strict=True):
-            assert text == f"{size / 1e9:.{len(text.partition('.')[2])}f}"
-
-
-@needs_official_files
-def test_sizes_of_qwen3_5(tmp_path):
-    shutil.copy(SHARED.parent / "qwen3_5/configs/Qwen3.5-0.8B.json", tmp_path / "config.json")
-    write_tensors(tmp_path / "model.safetensors", {"mtp.fc.weight": ("float32", np.zeros((1, 1)))})
-    config = Checkpoint(tmp_path).config()
-    n = sum(map(math.prod, hybrid_shapes(config).values())) - config.vocab_size * config.hidden_size  # tied
-    state, history = 18 * 16 * 128 * 128, 18 * 3 * 48 * 128
-    sizes = next(row[1:] for row in rows_of("models.md") if row[0] == "Qwen3.5-0.8B")
-    assert sizes == [f"{n / 1e9:.2f} G", f"{4 * n / 1e9:.1f} GB", f"{4 * (state + history) / 1e6:.0f} MB",
-                     f"{6 * 2 * 2 * 256 * 4 / 1e3:.1f} kB"]
 
 
 def test_formats():

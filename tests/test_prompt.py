@@ -275,19 +275,6 @@ def test_a_conversation_is_kept_however_the_program_ends(open_chat, endless, tmp
     assert roles(kept(tmp_path))[:3] == "sua" and kept(tmp_path)[2]["content"] == "aaa"
 
 
-def test_lines_are_broken_between_words_even_if_the_window_changes(open_chat, tmp_path):
-    chat = open_chat("--no-think", size=(40, 60))
-    for width in (60, 45):
-        if width != 60:
-            chat.setwinsize(40, width)
-            until_prompt(chat)  # is drawn anew
-        shown = ask(chat, "Tell me a story about a fox."), ask(chat, "/help")
-        story = saved(chat, tmp_path / f"{width}.json")[-1]["content"]
-        lines = shown[0].splitlines()
-        assert max(map(len, lines)) <= width and len(lines) > 2 and " ".join(map(str.rstrip, lines)) == story
-        assert max(map(len, shown[1].splitlines())) <= width
-
-
 # ---- with pipes -----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("data, arguments, status, out", [

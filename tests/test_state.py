@@ -58,10 +58,3 @@ def test_nothing_is_kept_when_it_is_off_or_there_is_no_home(folder, monkeypatch)
     assert files.state_file("x") == Path.home() / ".local" / "state" / "qwen3" / "x"
     monkeypatch.setattr(Path, "home", lambda: exec("raise RuntimeError('no home')"))
     assert files.history_file() is None and files.keep_conversation(TALK, None) is None
-
-
-def test_which_conversation_goes_on():
-    parts = [{"type": "text", "text": "And "}, {"type": "text", "text": "red?"}]
-    assert files.going_on([*TALK, {"role": "user", "content": parts}]) == (
-        "(going on with 3 messages; the last question: And red?)")
-    assert files.going_on([{"role": "system", "content": "Be brief."}]) == "(going on with 1 message)"

@@ -82,15 +82,6 @@ def test_statistics_say_how_fast_the_weights_were_read(demo):
     assert "guesses right" in terminal.statistics(guessing) and "GB/s" not in terminal.statistics(guessing)
 
 
-def test_a_long_prompt_tells_its_progress_and_the_answer_is_the_same(demo):
-    prompt, seen = [i % 1000 for i in range(1200)], []
-    expected = Completion(demo, prompt, qwen3.KVCache(demo.config), max_new_tokens=4, logprobs=0).finish()
-    answer = Completion(demo, prompt, qwen3.KVCache(demo.config), max_new_tokens=4, logprobs=0)
-    answer.read_prompt(lambda n, total: seen.append((n, total)))
-    assert seen == [(0, 1200), (512, 1200)] and not answer.token_ids
-    assert (answer.finish().token_ids, answer.logprobs) == (expected.token_ids, expected.logprobs)
-
-
 @pytest.mark.parametrize("term, shown", [("xterm", True), ("dumb", False)])
 def test_a_status_line_is_erased(monkeypatch, term, shown):
     screen = Screen()

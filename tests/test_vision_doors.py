@@ -5,7 +5,6 @@ import gc
 import io
 import json
 import socket
-import sys
 import threading
 import time
 import weakref
@@ -456,11 +455,6 @@ def test_a_chat_that_begins_with_a_picture(model, tmp_path, capfd, monkeypatch):
     assert_cli_refuses(capfd, ["--chat", "--image", tmp_path / "a.png"], "this model can't see")
 
 
-def test_without_pillow(monkeypatch, model):
-    monkeypatch.setitem(sys.modules, "PIL", None)
-    assert "pip install pillow" in message_of(qwen3.chat, model, [asked(picture(PNG))])
-
-
 PUT = """([bytes, place, name]) => {
   const data = new DataTransfer(), type = {paste: ClipboardEvent, drop: DragEvent}[name];
   data.items.add(new File([Uint8Array.from(atob(bytes), c => c.charCodeAt())], "a.png", {type: "image/png"}));
@@ -508,12 +502,5 @@ def test_the_page(browser, served, tmp_path):
     tab.see("#ask-says", "too narrow")
     sync_api.expect(tab.page.locator(thumbnails)).to_have_count(1)
     assert tab.page.input_value("#box") == "And that?" and len(tab.page.evaluate(CHATS)[0]["turns"]) == 4
-    tab.page.fill("#box", "")  # a text that is written meanwhile stays, behind the one that comes back
-    tab.page.evaluate("""() => { const real = window.fetch;
-        window.fetch = (...given) => real(...given).then(found => (at("box").value = "Next", found)); }""")
-    tab.ask("And that?", wait=False)
-    tab.see("#ask-says", "too narrow")
-    assert tab.page.input_value("#box") == "And that?\nNext"
-    sync_api.expect(tab.page.locator(thumbnails)).to_have_count(1)
     tab.close("400")
     context.close()

@@ -274,7 +274,7 @@ class Sounds:
 def sounds_of(model: Model) -> Sounds:
     """What the model hears with. Raises InputError for one that can't hear."""
     if not isinstance(model.media, Sounds):
-        raise InputError(f"{model.path}: the model can't hear: it is no Qwen3-ASR")
+        raise InputError(f"{model.path}: the model can't hear; Qwen/Qwen3-ASR-0.6B can")
     return model.media
 
 

@@ -192,6 +192,17 @@ def test_a_single_file_of_weights_may_have_any_name(hub, get_all):
     assert_refused(two, "tiny/two: ", "no model.safetensors")
 
 
+def test_a_tokenizer_may_have_two_files(hub, get_all):
+    files = {name: content for name, content in DEMO.items() if name != "tokenizer.json"} | {
+        "vocab.json": b"{}", "merges.txt": b""}
+    half = {name: content for name, content in files.items() if name != "merges.txt"}
+    hub.models = {"tiny/asr": files | USELESS, "tiny/half": half}
+    outcome, again, half = get_all(("tiny/asr",), ("tiny/asr", "offline"), ("tiny/half",))
+    assert_complete(outcome, files)
+    assert again == outcome
+    assert_refused(half, "tiny/half: ", "no tokenizer.json")
+
+
 def test_a_short_name_is_one_of_qwen(hub, get_all):
     hub.models = {"Qwen/Qwen3-0.6B": DEMO}
     outcome, *others = get_all(("0.6b",), ("Qwen3-0.6B", "offline"), ("Qwen/Qwen3-0.6B", "offline"))

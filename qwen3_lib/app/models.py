@@ -9,7 +9,7 @@ from qwen3 import BUNDLED, InputError
 from qwen3_lib.app.terminal import write
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.gguf_file import is_gguf
-from qwen3_lib.io.hub import cached_models
+from qwen3_lib.io.hub import cached_models, tokenizer_files
 from qwen3_lib.io.models import open_model
 from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.pooling import recipe_of
@@ -73,7 +73,8 @@ def why_not(path: Path) -> str | None:
         folder.generation()
         if folder.embeds():
             recipe_of(folder, config)
-        return None if is_gguf(path) or (path / "tokenizer.json").is_file() else "no tokenizer.json"
+        return None if is_gguf(path) or all(
+            (path / name).is_file() for name in tokenizer_files(os.listdir(path))) else "no tokenizer.json"
     except (InputError, ImportError) as error:
         said = str(error).replace(str(path) + os.sep, "").removeprefix(f"{path}: ")
         return brief(re.split("[;(]", said, maxsplit=1)[0].strip(), 100)

@@ -11,12 +11,14 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from html import escape
 from pathlib import Path
 from typing import Any
 
 from qwen3 import Model
-from qwen3_asr import LANGUAGES
+from qwen3_asr import LANGUAGES, language_named
 from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main
 from qwen3_lib.app.terminal import Page, engine_name, model_name, note, peak_memory, print_json
 from qwen3_lib.generation.transcript import LONGEST_PART, Part, Transcript, joined_text, languages
@@ -54,15 +56,14 @@ def make_parser() -> Parser:
 
 # ---- Forms of a transcript -------------------------------------------------------------------------------------------
 
-def clock(seconds: float, comma: str = ".") -> str:
+def clock(seconds: float) -> str:
     """Hours, minutes, seconds and thousandths: 00:01:02.345."""
-    thousandths = round(seconds * 1000)
-    minutes, rest = divmod(thousandths, 60_000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}{comma}{rest % 1000:03}"
+    minutes, rest = divmod(round(seconds * 1000), 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}.{rest % 1000:03}"
 
 
 def as_object(parts: Sequence[Part]) -> dict[str, Any]:
-    return {"text": joined_text(parts), "language": languages(parts), "seconds": parts[-1].end,
+    return {"text": joined_text(parts), "language": languages(parts), "seconds": parts[-1].end if parts else 0.0,
             "parts": [asdict(part) for part in parts]}
 
 
@@ -72,10 +73,11 @@ def file_text(parts: Sequence[Part], form: str) -> str:
         return json.dumps(as_object(parts), ensure_ascii=False, indent=2) + "\n"
     if form == "txt":
         return joined_text(parts) + "\n"
-    comma, numbered = ("," , True) if form == "srt" else (".", False)
-    cues = [f"{clock(part.start, comma)} --> {clock(part.end, comma)}\n{part.text}\n" for part in parts if part.text]
-    cues = [f"{i}\n{cue}" for i, cue in enumerate(cues, 1)] if numbered else ["WEBVTT\n", *cues]
-    return "\n".join(cues)
+    cues = [(clock(part.start), clock(part.end), " ".join(part.text.split())) for part in parts if part.text]
+    if form == "vtt":
+        return "\n".join(["WEBVTT\n", *(f"{start} --> {end}\n{escape(text)}\n" for start, end, text in cues)])
+    return "\n".join(f"{i}\n{start} --> {end}\n".replace(".", ",") + f"{text}\n"
+                     for i, (start, end, text) in enumerate(cues, 1))
 
 
 # ---- What to do ------------------------------------------------------------------------------------------------------
@@ -86,17 +88,17 @@ class Output:
     def __init__(self, name: str, about: dict[str, Any]):
         self.name, self.form, self.about = name, output_form(name), about
         self.job = f"{name}.job"
-        former = read_json_object(Path(self.job)) if os.path.exists(self.job) else None
-        if former is None and os.path.lexists(name):
+        former = read_json_object(Path(self.job)) if os.path.exists(self.job) else {"about": about, "parts": []}
+        if os.path.lexists(name) and not os.path.exists(self.job):
             raise InputError(f"{name}: exists already, and no {self.job} describes it; give another --out")
-        if former is not None and former.get("about") != about:
-            raise InputError(f"{name}: belongs to another sound, model or options; give another --out")
-        self.parts = [] if former is None else [Part(**part) for part in former["parts"]]
+        if former.get("about") != about:
+            raise InputError(f"{name}: belongs to another sound, model or options, see {self.job}; give another --out")
+        before: Any = former["parts"]
+        self.parts = [Part(**part) for part in before]
         check_place(name)
 
-    def add(self, part: Part) -> None:
+    def write(self) -> None:
         """Writes both files anew, each whole or not at all."""
-        self.parts.append(part)
         write_json(self.job, {"about": self.about, "parts": [asdict(each) for each in self.parts]})
         text = file_text(self.parts, self.form).encode("utf-8", "replace")
         write_whole(self.name, lambda file: file.write(text))
@@ -113,16 +115,18 @@ def speech_job(args: argparse.Namespace, source: str | bytes, model: Model, long
     """What a job is, for FILE.job."""
     with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"sound's sha256": digest, "model": model_name(model), "engine": engine_name(model), "part": longest,
+    return {"sound's sha256": digest, "model": model_name(model), "engine": engine_name(model),
+            "model's sha256": fingerprint(model, model.engine.new_cache(model.config)), "part": longest,
             "language": args.language, "context": args.context, "max_tokens": args.max_tokens}
 
 
 def hear_sounds(args: argparse.Namespace) -> int:
     """Writes down the sounds, one after the other -> exit status."""
     subtitles = args.out is not None and output_form(args.out) in ("srt", "vtt")
-    longest = args.part or (SUBTITLE if subtitles else LONGEST_PART)
+    longest = args.part if args.part is not None else SUBTITLE if subtitles else LONGEST_PART
     if args.out is not None and len(args.sounds) > 1:
         raise InputError("--out takes the text of one sound")
+    language_named(args.language)
     sources = [sys.stdin.buffer.read() if name == "-" and sys.stdin else name for name in args.sounds]
     recordings = [*map(open_sound, sources)]  # what can't be read is said before a model is loaded
     model = load_main(args)
@@ -136,12 +140,9 @@ def hear_sounds(args: argparse.Namespace) -> int:
 def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output | None) -> None:
     page, began, before = Page(), time.perf_counter(), transcript.heard[-1].end if transcript.heard else 0.0
     streams = output is None and not args.json
-    if streams and sys.stdout.isatty():
-        bar: Any = NoBar()  # the text itself shows it
-    else:
-        bar = progress(description="hearing", total=transcript.recording.seconds, initial=before, unit=" s",
-                       bar_format="{l_bar}{bar}| {n:.0f} of {total:.0f} s [{elapsed}<{remaining}]")
-    with bar:
+    with NoBar() if streams and sys.stdout.isatty() else progress(  # there, the text itself shows it
+            description="hearing", total=transcript.recording.seconds, initial=before,
+            bar_format="{l_bar}{bar}| {n:.0f} s [{elapsed}<{remaining}]") as bar:
         for event in transcript.events:
             if isinstance(event, str):
                 if streams:
@@ -150,13 +151,17 @@ def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output 
             bar.update(event.end - event.start)
             if event.finish_reason != "stop":
                 what = "it goes round in circles" if event.finish_reason == "loop" else "raise --max-tokens for more"
+                bar.clear()
                 note(f"From {clock(event.start)} to {clock(event.end)}: the text was ended after "
                      f"{counted(event.n_tokens, 'token')}: {what}.")
             if output is not None:
-                output.add(event)
+                output.parts.append(event)
+                output.write()
     if streams:
         page.end()
-    elif output is None:
+    elif output is not None:
+        output.write()  # if there was nothing to hear any more
+    else:
         print_json(as_object(transcript.heard))
     if args.stats:
         note(statistics_of(transcript, before, time.perf_counter() - began))
@@ -165,8 +170,9 @@ def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output 
 def statistics_of(transcript: Transcript, before: float, seconds: float) -> str:
     """One line: how long the sound is and how long it took, the tower, memory, engine. `before`: heard earlier."""
     sound, n = transcript.seconds - before, sum(part.n_tokens for part in transcript.heard if part.start >= before)
-    parts = [f"sound: {sound:.1f} s in {seconds:.2f} s ({seconds / max(sound, 1e-9):.3f} of its length), the tower "
-             f"{transcript.tower_seconds:.2f} s", f"text: {counted(n, 'token')}"]
+    share = f" ({seconds / sound:.3f} of its length)" if sound else ""
+    parts = [f"sound: {sound:.1f} s in {seconds:.2f} s{share}, the tower {transcript.tower_seconds:.2f} s",
+             f"text: {counted(n, 'token')}"]
     if (peak := peak_memory()) is not None:
         parts.append(f"peak memory: {peak / 1e9:.2f} GB")
     return " | ".join([*parts, engine_name(transcript.model)])

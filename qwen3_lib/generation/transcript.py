@@ -29,31 +29,27 @@ def quietest(samples: np.ndarray, place: int, around: int) -> int:
     return start + first + int(np.argmin(levels[first:first + n]))
 
 
-def parts_in(blocks: Iterable[np.ndarray], longest: float = LONGEST_PART) -> Iterator[np.ndarray]:
-    """A sound in blocks -> its parts of about `longest` seconds, which join to it without a gap.
+def parts_in(blocks: Iterable[np.ndarray], longest: float = LONGEST_PART, start: int = 0) -> Iterator[np.ndarray]:
+    """A sound in blocks -> from the sample `start` on, its parts of about `longest` seconds, which join without a gap.
 
     Raises InputError for a sound with no samples, and for samples that aren't finite.
     """
-    held, most = np.empty(0, np.float32), int(longest * RATE)
+    held, most, skipped = np.empty(0, np.float32), int(longest * RATE), 0
     around = min(AROUND * RATE, most // 2)
     for block in itertools.chain(blocks, [None]):
         if block is not None and not np.isfinite(block).all():
             raise InputError("the sound has samples that are no finite numbers")
-        held = held if block is None else np.concatenate([held, block])
+        if block is not None:
+            held = np.concatenate([held, block[start - skipped:]])
+            skipped = min(skipped + len(block), start)
         while len(held) > most + around * (block is not None):
             cut = quietest(held, most, around)
             yield held[:cut]
             held = held[cut:]
-    if not len(held):
+    if len(held):
+        yield held
+    elif not start:
         raise InputError("the sound has no samples")
-    yield held
-
-
-def without(blocks: Iterable[np.ndarray], n: int) -> Iterator[np.ndarray]:
-    """The blocks of a sound without its first n samples."""
-    for block in blocks:
-        yield block[n:]
-        n = max(n - len(block), 0)
 
 
 @dataclass(frozen=True)
@@ -99,7 +95,7 @@ class Transcript(Iterator[str]):
         """The pieces of a part's text, and then the part, of one after the other."""
         cache = self.model.engine.new_cache(self.model.config)
         start = round(self.heard[-1].end * RATE) if self.heard else 0
-        for samples in parts_in(without(self.recording.blocks, start), self.longest_part):
+        for samples in parts_in(self.recording.blocks, self.longest_part, start):
             began = time.perf_counter()
             sound = self.sounds.hear(samples / max(1, np.abs(samples).max()))
             self.tower_seconds += time.perf_counter() - began

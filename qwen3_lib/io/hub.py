@@ -22,6 +22,7 @@ SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"  # lists the shards, the files of weights in several files
 OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", *VECTOR_FILES)
+MERGED = ("vocab.json", "merges.txt")  # in place of TOKENIZER in the first folders of Qwen3-ASR
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*"  # of a file, never of a path
 
 
@@ -44,7 +45,7 @@ def resolve_model(name: str, offline: bool = False) -> Path:
     repo_id, quantization = hub_id(name)
     home = hub_cache() / f"models--{repo_id.replace('/', '--')}"
     if (folder := main_snapshot(home)) is not None:
-        needed = (CONFIG, TOKENIZER, *(weight_files(folder) or [WEIGHTS]))
+        needed = (CONFIG, *tokenizer_files(os.listdir(folder)), *(weight_files(folder) or [WEIGHTS]))
         if not quantization and all(os.path.isfile(folder / file) for file in needed):
             return folder
         if (file := named_gguf(gguf_names(os.listdir(folder)), quantization)) and os.path.isfile(folder / file):
@@ -141,6 +142,11 @@ def weight_files(folder: Path) -> list[str]:
         return []
 
 
+def tokenizer_files(files: Iterable[str]) -> tuple[str, ...]:
+    """The files that a tokenizer is read from: TOKENIZER, unless there are only those of MERGED."""
+    return MERGED if TOKENIZER not in files and {*MERGED} <= {*files} else (TOKENIZER,)
+
+
 def whole_weights(files: Iterable[str]) -> list[str]:
     """The file with all weights: WEIGHTS, or the only safetensors file, which may have any name; or none."""
     found = [file for file in files if re.fullmatch(rf"{NAME}\.safetensors", file)]
@@ -202,11 +208,12 @@ def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
         if not ggufs:
             raise InputError(f"{repo_id}: the hub has no {WEIGHTS} and no whole GGUF file of it")
         raise InputError(f"{repo_id}: choose one of its GGUF files {some(ggufs, 50)}, like {repo_id}:{min(ggufs)}")
-    if absent := {CONFIG, TOKENIZER} - files:
+    if absent := {CONFIG, *tokenizer_files(files)} - files:
         raise InputError(f"{repo_id}: this is not a model folder: the hub has no {min(absent)} of it")
     folder = Path(hub.hf_hub_download(repo_id, CONFIG)).parent
     commit = folder.name  # all others from the same one, even if a new one is published meanwhile
-    for file in (*(file for file in (TOKENIZER, *OPTIONAL, INDEX) if file in files), *module_files(files)):
+    small = [file for file in (*tokenizer_files(files), *OPTIONAL, INDEX) if file in files]
+    for file in (*small, *module_files(files)):
         hub.hf_hub_download(repo_id, file, revision=commit)
     weights = weights or weight_files(folder)
     if not files.issuperset(weights or [""]):

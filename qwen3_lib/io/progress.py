@@ -20,7 +20,7 @@ class NoBar:
     def update(self, *_: Any, **__: Any) -> None:
         pass
 
-    set_postfix_str = update
+    set_postfix_str = clear = update
 
 
 def progress(items: Iterable[Any] | None = None, description: str = "", **options: Any) -> Any:

@@ -26,7 +26,7 @@ from tokenizer_utils import library_errors
 WAV_NUMBERS = {(1, 8): ("u1", 2**7), (1, 16): ("<i2", 2**15), (1, 24): ("<i4", 2**31), (1, 32): ("<i4", 2**31),
                (3, 32): ("<f4", 1), (3, 64): ("<f8", 1)}
 BLOCK_FRAMES = 2**16  # samples of each channel that are read together
-RATES = range(100, 2_000_000)  # samples a second
+RATES = range(1_000, 1_000_001)  # samples a second
 MOST_CHANNELS = 64
 # Formats that ffmpeg may find. Others (playlists) name further files and addresses, which it would open.
 FFMPEG_FORMATS = ("aac,ac3,aiff,amr,asf,avi,caf,flac,flv,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,mpegts,ogg,"
@@ -61,16 +61,26 @@ def open_sound(source: Any) -> Recording:
     elif isinstance(source, str | Path | bytes):
         if not isinstance(source, bytes) and not os.path.isfile(source):
             raise InputError(f"{where or repr('')}: {'is a folder' if os.path.isdir(source) else 'no such file'}")
-        try:
-            file: Any = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
-        except OSError as error:
-            raise InputError(f"{where}: cannot be read: {error.strerror}") from error
-        sound = read_wav(file, where) or read_other(file, source, where)
+        with contextlib.ExitStack() as opened:
+            try:
+                file: Any = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
+            except OSError as error:
+                raise InputError(f"{where}: cannot be read: {error.strerror}") from error
+            opened.enter_context(file)
+            sound = read_wav(file, where) or read_other(file, source, where)
+            sound.blocks = closed_after(sound.blocks, opened.pop_all())
     else:
         raise InputError(f"a sound must be a path, bytes, or (samples, rate), not {brief(repr(source), 80)}")
     if sound.seconds == 0:
         raise InputError(f"{where}: it has no samples")
+    if sound.rate not in RATES:
+        raise InputError(f"{where}: {sound.rate:,} samples a second; {RATES[0]:,} to {RATES[-1]:,} can be read")
     return sound if sound.rate == RATE else resampled(sound, where)
+
+
+def closed_after(blocks: Iterator[np.ndarray], opened: contextlib.ExitStack) -> Iterator[np.ndarray]:
+    with opened:
+        yield from blocks
 
 
 def mono(numbers: np.ndarray) -> np.ndarray:
@@ -99,8 +109,8 @@ def read_wav(file: BinaryIO, where: str) -> Recording | None:
     encoding, channels, rate, _, width, bits = struct.unpack("<HHIIHH", form[:16])
     if encoding == 0xFFFE:  # "extensible": the encoding stands further behind
         encoding = int.from_bytes(form[24:26], "little")
-    if not 0 < channels <= MOST_CHANNELS or rate not in RATES:
-        raise InputError(f"{where}: a damaged WAV file: {channels} channels, {rate:,} samples a second")
+    if not 0 < channels <= MOST_CHANNELS or not rate:
+        raise InputError(f"{where}: {channels} channels, {rate:,} samples a second can't be read")
     if (encoding, bits) not in WAV_NUMBERS or width != channels * bits // 8:
         return None
     if length == 2**32 - 1:  # written into a pipe, by a program that didn't know the length
@@ -127,8 +137,11 @@ def read_other(file: BinaryIO, source: str | Path | bytes, where: str) -> Record
     reason = "FLAC, OGG and MP3 need: pip install soundfile soxr"
     with contextlib.suppress(ImportError):
         import soundfile
+        file.seek(0)
         try:
             sound = soundfile.SoundFile(file)
+            if sound.channels > MOST_CHANNELS:
+                raise InputError(f"{where}: {sound.channels} channels can't be read")
             return Recording(soundfile_blocks(sound, where), sound.samplerate, sound.frames / sound.samplerate)
         except soundfile.LibsndfileError as error:
             reason = brief(error.error_string)
@@ -162,8 +175,8 @@ def ffmpeg_blocks(source: str | Path | bytes, where: str) -> Iterator[np.ndarray
                 raise
         if process.returncode:
             said.seek(0)
-            lines = said.read(10_000).decode("utf-8", "replace").strip().splitlines() or ["no reason given"]
-            raise InputError(f"{where}: cannot be read by ffmpeg: {brief(lines[-1])}")
+            reason = said.read(10_000).decode("utf-8", "replace").strip().rpartition("\n")[2]
+            raise InputError(f"{where}: cannot be read by ffmpeg: {brief(reason.removeprefix(f'file:{name}: '))}")
 
 
 def resampled(sound: Recording, where: str) -> Recording:

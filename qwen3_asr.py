@@ -8,22 +8,22 @@
 
 This file stands on qwen3.py, which you should read first. Read it from top to bottom:
 
-    config -> log-mel -> convolutions -> positions -> layers -> tower -> a sound's tokens -> prompt and answer
-    -> sounds in files -> long sounds -> main
+    config -> log-mel -> convolutions -> positions -> layers -> tower -> a sound's tokens -> prompt and answer -> loading
+    -> main
 
 How 2.5 seconds of sound become 33 tokens, with the sizes of Qwen3-ASR-0.6B:
 
-    40,000 samples, 16,000 a second          time ->
-    log-mel [250, 128]: 100 frames a second, +--------------------+--------------------+----------+
-        each the loudness of 128 pitches     |  frames 0 to 99    |   100 to 199       | to 249   |  chunks of 1 s
-                                             +--------------------+--------------------+----------+
-    three convolutions, each with half the   [100, 128, 1] -> [50, 64, 480] -> [25, 32, 480] -> [13, 16, 480]
-        times and half the pitches, of every chunk by itself
-    -> linear, + positions 0 to 12 [13, 896]     13 tokens            13 tokens         7 tokens: [33, 896]
-    -> 18 x layer [33, 896]: a token sees the tokens of its window of 8 s, earlier and later ones
-    -> linear -> GELU -> linear: embeddings [33, 1024], in the place of <|audio_pad|> in the prompt of a Qwen3
-
-    layer:  x + attention(LayerNorm(x)), then  x + linear(GELU(linear(LayerNorm(x))))
+    40,000 samples        0 s                  1 s                  2 s        2.5 s
+                          +--------------------+--------------------+----------+
+    log-mel [250, 128]    | 100 frames         | 100 frames         | 50       |    a frame: the loudness of 128 pitches
+                          +--------------------+--------------------+----------+
+    of each second        three convolutions, each with half of the times and half of the pitches,
+                          [100, 128, 1] -> [50, 64, 480] -> [25, 32, 480] -> [13, 16, 480], linear, + positions 0 to 12
+                          +--------------------+--------------------+----------+
+    tokens [33, 896]      | 13 tokens          | 13 tokens          | 7 tokens |
+                          +--------------------+--------------------+----------+
+    of each 8 seconds     18 x layer:  x + attention(LayerNorm(x)), then  x + linear(GELU(linear(LayerNorm(x))))
+                          linear -> GELU -> linear: embeddings [33, 1024], in the place of <|audio_pad|> in a prompt
 
 The words that qwen3.py doesn't have:
 
@@ -31,7 +31,6 @@ The words that qwen3.py doesn't have:
     mel          a scale of pitches on which equal steps sound equal; log-mel: the logarithm of the loudness on it
     chunk        100 frames, one second: what the convolutions see together
     window       8 chunks, 104 tokens: what the layers see together; the windows of a sound don't depend on each other
-    part         what the language model hears at once: a long sound is cut where it is quiet
 """
 from __future__ import annotations
 
@@ -326,8 +325,9 @@ class Hearing(Stream):
     def __init__(self, model: Model, sound: Sound, language: str = "", context: str = "",
                  cache: KVCache | None = None, max_tokens: int | None = None, processors: Any = (), **sampling: Any):
         # As many tokens as its sound has, 13 a second, and 64 more: nobody speaks so fast.
-        limit = len(sound.ids) + 64 if max_tokens is None else checked_whole("max_tokens", max_tokens, 1)
+        limit = checked_whole("max_tokens", len(sound.ids) + 64 if max_tokens is None else max_tokens, 1)
         ids = speech_prompt(model, sound, language, context)
+        sampling = {"temperature": 0.0} | sampling  # greedy, whatever the model's files say
         super().__init__(model, Sequence(model, ids, limit, processors=processors, **sampling), cache)
         self.language, self.pieces = language, self.spoken(self.pieces, language)
 

@@ -6,9 +6,11 @@ import pytest
 
 import qwen3
 import qwen3_numba
-from configs import HYBRID, HYBRID_MOE, seeing_hybrid, vl_config
+from configs import HYBRID, HYBRID_MOE, asr_config, seeing_hybrid, vl_config
+from hearing import make_hearing, voice
 from helpers import logits_of, message_of
 from make_random_model import make_random_model
+from qwen3_asr import Hearing
 from qwen3_lib.io.models import open_model
 from qwen3_lib.io.pictures import picture_of
 
@@ -109,3 +111,43 @@ def test_a_tower_of_another_model_is_left_alone(both, tmp_path):
         write_tower(path, tmp_path / "mmproj-a.gguf", **changes)  # the first one that fits counts
         model = qwen3.load_model(file, tokenizer=False)
         assert words in message_of(model.media.show, picture_of(PIXELS))
+
+
+# ---- Towers that hear ------------------------------------------------------------------------------------------------
+
+def write_ears(path, out, form="F32", **changes):
+    """The tower of a Qwen3-ASR's folder, after the steps of llama.cpp's Qwen3ASRMmprojModel in conversion/qwen3vl.py."""
+    about = json.loads((path / "config.json").read_text())["thinker_config"]["audio_config"]
+    names, writer = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 9), gguf.GGUFWriter(out, "clip")
+    writer.add_clip_has_audio_encoder(True)
+    writer.add_audio_projection_dim(about["output_dim"]), writer.add_audio_embedding_length(about["d_model"])
+    writer.add_audio_block_count(about["encoder_layers"]), writer.add_audio_num_mel_bins(about["num_mel_bins"])
+    writer.add_audio_head_count(about["encoder_attention_heads"])
+    writer.add_clip_audio_projector_type(gguf.VisionProjectorType.QWEN3A)
+    writer.add_tensor("a.position_embd.weight", np.zeros((13, about["d_model"]), np.float32))
+    for name, tensor in open_model(str(path)).tower().items():
+        name, values = name.removeprefix("thinker."), tensor.data
+        values = values[:, None, None] if "conv2d" in name and name.endswith(".bias") else values
+        kind = gguf.GGMLQuantizationType[form if values.ndim == 2 and values.shape[1] % 32 == 0 else "F32"]
+        writer.add_tensor(names.get_name(name, (".weight", ".bias")), gguf.quantize(values, kind), raw_dtype=kind)
+    return test_gguf_file.finished(writer, changes, out)
+
+
+@pytest.mark.parametrize("form", ["F32", "Q8_0"])
+def test_a_model_that_hears(tmp_path, monkeypatch, form):
+    """Its text model has the architecture of a Qwen3-VL; the answers are the folder's, also where the file samples."""
+    monkeypatch.setattr(test_gguf_file, "ARCHITECTURES", (gguf.MODEL_ARCH.QWEN3VL, gguf.MODEL_ARCH.QWEN3VLMOE))
+    path = make_hearing(asr_config("1.7B"), tmp_path / "folder")
+    file = test_gguf_file.write_gguf(path, tmp_path / "x.gguf", **{"qwen3vl.rope.dimension_sections": [6, 5, 5, 0]})
+    write_ears(path, tmp_path / "mmproj-x.gguf", form)
+    model, original = qwen3.load_model(file), qwen3.load_model(path)
+    if form == "F32":
+        assert all(np.array_equal(model.media.weights[name], tensor) for name, tensor in original.media.weights.items())
+        found, expected = (Hearing(each, each.media.hear(voice(30_000)), "English", max_tokens=12).finish().token_ids
+                           for each in (model, original))
+        assert found == expected and len({*found}) > 4
+    else:
+        exact = original.media.weights["layers.0.fc1.weight"]
+        kind = gguf.GGMLQuantizationType.Q8_0
+        assert np.array_equal(model.media.weights["layers.0.fc1.weight"],
+                              gguf.dequantize(gguf.quantize(exact, kind), kind))

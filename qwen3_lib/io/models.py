@@ -19,7 +19,7 @@ from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import Settings, check_settings, unpacked
 from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
-from qwen3_lib.io.mmproj import map_tower, tower_file, vision_json
+from qwen3_lib.io.mmproj import map_tower, tower_file, tower_json
 from qwen3_lib.io.packed import Quantized, quantized_file
 from qwen3_lib.io.rope import with_scaled_rope
 from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds
@@ -189,7 +189,7 @@ class GGUFFile(Checkpoint):
         def read(_: Path) -> dict[str, Any]:
             raw = gguf_json(self.path, name)
             tower = tower_file(self.path) if name == "config.json" else None
-            return raw if tower is None else raw | {"vision_config": vision_json(tower)}
+            return raw if tower is None else raw | tower_json(tower)
 
         return self.once(name, read)  # type: ignore[no-any-return]
 

@@ -1,7 +1,9 @@
-"""qwen3_lib/app/files.py: conversations and tools from files, and saved prompts."""
+"""qwen3_lib/app/files.py: conversations and tools from files, and saved prompts, and what is kept for the user."""
 import json
+import os
 import signal
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,13 +11,13 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from configs import BASE, FRANCE, PARIS, ROOT, VOCABULARY
-from helpers import (WEATHER, assert_cli_refuses, assert_one_line, edit_json, endless, filled_cache, finish, message_of,
-                     random_ids, run_main)
+from helpers import (TALK, WEATHER, assert_cli_refuses, assert_one_line, edit_json, endless, filled_cache, finish,
+                     message_of, random_ids, run_main)
 from make_random_model import make_random_model
+from qwen3 import InputError
 from qwen3_lib.app import files
 from qwen3_lib.io.packed import save_quantized
 
-TOOLS = [WEATHER]
 MIA = [{"role": "user", "content": "My name is Mia."}, {"role": "assistant", "content": "Nice to meet you, Mia!"},
        {"role": "user", "content": "What is my name?"}]
 LISBON = "What is the weather in Lisbon?"
@@ -42,7 +44,7 @@ def test_conversations_and_system_prompts(capfd, tmp_path):
 
 def test_a_tool_call_and_its_result(capfd, tmp_path):
     """--messages takes the call as --json gives it, in OpenAI's form."""
-    (tmp_path / "tools.json").write_text(json.dumps(TOOLS))
+    (tmp_path / "tools.json").write_text(json.dumps([WEATHER]))
     call = {"name": "get_weather", "arguments": {"city": "Lisbon"}}
     printed = answered(capfd, "--tools", tmp_path / "tools.json", LISBON)
     assert json.loads(printed) == call and printed.count("\n") == 1
@@ -50,7 +52,7 @@ def test_a_tool_call_and_its_result(capfd, tmp_path):
     [as_openai] = value["tool_calls"]
     function = as_openai["function"] | {"arguments": json.loads(as_openai["function"]["arguments"])}
     assert (function, as_openai["type"], value["finish_reason"]) == (call, "function", "tool_calls")
-    (tmp_path / "chat.json").write_text(json.dumps({"tools": TOOLS, "messages": [
+    (tmp_path / "chat.json").write_text(json.dumps({"tools": [WEATHER], "messages": [
         {"role": "user", "content": LISBON}, {"role": "assistant", "content": value["text"], "tool_calls": [as_openai]},
         {"role": "tool", "tool_call_id": as_openai["id"], "content": '{"temperature": 21, "condition": "sunny"}'}]}))
     answer = answered(capfd, "--messages", tmp_path / "chat.json")
@@ -151,3 +153,55 @@ def test_saved_prompts_of_each_engine(tmp_path):
                 np.testing.assert_allclose(qwen3.forward(another, ids[29:], loaded), expected, atol=1e-3)
             else:
                 assert "another engine" in message_of(files.load_prompt_cache, another, tmp_path / name)
+
+
+# ---- Kept for the user alone: the lines typed, and the last conversation ---------------------------------------------
+
+@pytest.fixture
+def state(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
+    monkeypatch.delenv("QWEN3_HISTORY", raising=False)
+    return tmp_path / "qwen3"
+
+
+def mode(file: Path) -> int:
+    return file.stat().st_mode & 0o777
+
+
+def test_what_is_kept_is_private(state):
+    state.mkdir(mode=0o755)
+    (state / "history").write_text("+of an earlier version")
+    (state / "history").chmod(0o644)
+    assert files.history_file() == state / "history" and (state / "history").read_text()
+    with pytest.raises(InputError, match="no conversation to continue .no file .*last.json"):
+        files.kept_conversation()
+    for tools, value in ((None, TALK), ([], {"messages": TALK, "tools": []})):
+        file = files.keep_conversation(TALK, tools)
+        assert str(file) == files.kept_conversation() and json.loads(file.read_text()) == value
+    assert mode(state) == 0o700 and mode(file) == mode(state / "history") == 0o600
+    assert sorted(os.listdir(state)) == ["history", "last.json"]
+
+
+@pytest.mark.parametrize("place", ["/dev/null", "taken"])
+def test_an_obstacle(state, monkeypatch, place):
+    """Without a history a chat goes on; a conversation that can't be kept is an error."""
+    if place == "taken":
+        (state / "history").mkdir(parents=True)
+        (state / "last.json").mkdir()
+    else:
+        monkeypatch.setenv("XDG_STATE_HOME", place)
+    assert files.history_file() is None
+    with pytest.raises(InputError, match="last.json: "):
+        files.keep_conversation(TALK, None)
+    with pytest.raises(InputError, match="no conversation to continue"):
+        files.kept_conversation()
+
+
+def test_nothing_is_kept_when_it_is_off_or_there_is_no_home(state, monkeypatch):
+    monkeypatch.setenv("QWEN3_HISTORY", "OFF")
+    assert files.history_file() is None and files.keep_conversation(TALK, None) is None and not state.exists()
+    monkeypatch.delenv("QWEN3_HISTORY")
+    monkeypatch.setenv("XDG_STATE_HOME", "relative/paths/do/not/count")
+    assert files.state_file("x") == Path.home() / ".local" / "state" / "qwen3" / "x"
+    monkeypatch.setattr(Path, "home", lambda: exec("raise RuntimeError('no home')"))
+    assert files.history_file() is None and files.keep_conversation(TALK, None) is None

@@ -116,10 +116,10 @@ def test_guesses_and_company_never_change_where_an_answer_ends(model, monkeypatc
         return answer.token_ids, answer.text, answer.finish_reason
 
     options = {"max_new_tokens": 200, "temperature": 0, "eos_token_ids": (), "stop_loops": True}
-    prompts = [random_ids(5, i) for i in range(12)]
+    prompts = [random_ids(5, i) for i in range(8)]
     alone = [told(Completion(model, prompt, **options).finish()) for prompt in prompts]
     reasons = [reason for *_, reason in alone]
-    assert reasons.count("loop") > 3
+    assert reasons.count("loop") > 2
     batch = Batch(model, 3, 300)
     together = [batch.add(i, prompt, lookup=3 * (i % 2), **options) for i, prompt in enumerate(prompts)]
     while not batch.idle:

@@ -302,7 +302,7 @@ def test_help_and_version(capfd):
 # ---- Options that can't be meant -------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("line", [
-    "--raw --system x", "--raw --no-think", "--chat --json", "--score --stop x", "--score --top-k 0", "--stats=1",
+    "--raw --system x", "--raw --no-think", "--chat --json", "--score --system x", "--stats=1",
     "--greedy --temperature 0", "--regex a --grammar f", "--list --no-think", "--list", "--system x --system-file f",
     "--file - -p -", "--continue --messages f", "--compile", "--compile --list", "--save-quantized d --quantize int8",
     "--rope-factor 4", "--rope-scaling yarn", "-p one"])

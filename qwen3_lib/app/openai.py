@@ -395,13 +395,13 @@ def prompts_of(model: Model, given: Any, longest: int) -> list[list[int]]:
     return [encoded(model.tokenizer, prompt, longest) if isinstance(prompt, str) else prompt for prompt in given]
 
 
-def text_request(model: Model, body: Body, longest: int) -> GenerationRequest:
+def text_request(model: Model, body: Body, door: Door) -> GenerationRequest:
     """The GenerationRequest of a request to /v1/completions. Raises InputError."""
     must_generate(model)
     body = known(body, COMPLETION_FIELDS)
     if "best_of" in body and body["best_of"] != body.get("n", 1):
         raise Refusal(400, "best_of isn't supported, unless it is n", "best_of")
-    prompts = prompts_of(model, body.get("prompt"), longest)
+    prompts = prompts_of(model, body.get("prompt"), door.longest)
     defaults = asdict(default_sampling(model, None))
     if "logprobs" in body:
         defaults["logprobs"] = whole(body, "logprobs", 0, 0, MOST_LOGPROBS)
@@ -409,7 +409,7 @@ def text_request(model: Model, body: Body, longest: int) -> GenerationRequest:
     if echo and options.logprobs is not None:
         raise Refusal(400, "echo with logprobs isn't supported", "echo")
     echoes = [model.tokenizer.decode(prompt) if echo else "" for prompt in prompts]
-    return request_of("text", body, prompts, options, longest, echoes)
+    return request_of("text", body, prompts, options, door.longest, echoes)
 
 
 # ---- Answers ---------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qwen3 import InputError
+from qwen3 import InputError, Model
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen, as_sent, chat_prompt, chat_request,
                                   flag, known, sent_names, text_request, whole)
@@ -223,6 +224,31 @@ def as_refusal(error: Any, worker: Worker, body: Body | None = None) -> Refusal:
     return Refusal(400, message, refusal.param, refusal.code)
 
 
+def tokens_of(model: Model, body: Body, door: Door) -> Body:
+    if not isinstance(text := body.get("content", body.get("prompt")), str):
+        raise Refusal(400, "content must be a text", "content")
+    ids = encoded(model.tokenizer, text, door.longest)
+    return {"tokens": ids, "count": len(ids), "max_model_len": door.longest}
+
+
+def text_of(model: Model, body: Body, door: Door) -> Body:
+    ids = body.get("tokens")
+    if not isinstance(ids, list) or not all(is_whole(i, 0) for i in ids):
+        raise Refusal(400, "tokens must be a list of token ids", "tokens")
+    text = model.tokenizer.decode(ids)
+    return {"content": text, "prompt": text}
+
+
+def prompt_text(model: Model, body: Body, door: Door) -> Body:
+    return {"prompt": chat_prompt(model, body, door)[0]}
+
+
+ANSWERS: dict[str, Callable[[Model, Body, Door], Any]] = {  # path -> what makes of its body a request, or the answer
+    "/v1/chat/completions": chat_request, "/v1/completions": text_request,
+    "/v1/responses": responses.responses_request, "/tokenize": tokens_of, "/detokenize": text_of,
+    "/apply-template": prompt_text}
+
+
 class Server:
     """The handlers of the paths."""
 
@@ -234,23 +260,23 @@ class Server:
     def name(self) -> str:
         return model_name(self.worker.model)
 
-    async def asked(self, request: Request, answer: Callable[[Body, Door], Any]) -> Response:
-        """The response of a function of the body that runs beside the event loop."""
+    async def asked(self, request: Request, answer: Callable[[Model, Body, Door], Any]) -> Response:
+        """The response of a function of ANSWERS, which runs beside the event loop."""
         model, body, began = self.worker.model, await body_of(request), time.monotonic()
         try:
-            value = await self.unless_over(request, self.value_of(body, answer))
+            value = await self.unless_over(request, self.value_of(partial(answer, model, body)))
             if isinstance(value, GenerationRequest):
                 return await self.generated(request, value, began)
             return JSONResponse(value)
         except InputError as error:
             raise as_refusal(error, self.worker, body) from None
 
-    async def value_of(self, body: Body, answer: Callable[[Body, Door], Any]) -> Any:
+    async def value_of(self, answer: Callable[[Door], Any]) -> Any:
         door = Door(self.longest, max_pixels=self.limits.max_pixels, vet=vetting.check)
         try:
-            return await asyncio.to_thread(answer, body, replace(door, shows=False))
+            return await asyncio.to_thread(answer, replace(door, shows=False))
         except Unseen:
-            return await asyncio.get_running_loop().run_in_executor(self.eyes, answer, body, door)
+            return await asyncio.get_running_loop().run_in_executor(self.eyes, answer, door)
 
     async def unless_over(self, request: Request, work: Awaitable[Any]) -> Any:
         """The result of `work`. Raises ClientDisconnect if the client leaves before, Refusal if the server ends."""
@@ -280,15 +306,6 @@ class Server:
         finally:
             worker.release(jobs)
 
-    async def chat(self, request: Request) -> Response:
-        return await self.asked(request, lambda body, door: chat_request(self.worker.model, body, door))
-
-    async def completions(self, request: Request) -> Response:
-        return await self.asked(request, lambda body, _: text_request(self.worker.model, body, self.longest))
-
-    async def responses(self, request: Request) -> Response:
-        return await self.asked(request, lambda body, door: responses.responses_request(self.worker.model, body, door))
-
     @property
     def longest(self) -> int:
         batch = self.worker.batch
@@ -310,32 +327,6 @@ class Server:
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "model": self.name})
-
-    # ---- Tokens and prompts ------------------------------------------------------------------------------------------
-
-    async def tokenize(self, request: Request) -> Response:
-        def answer(body: Body, _: Door) -> Body:
-            text = body.get("content", body.get("prompt"))
-            if not isinstance(text, str):
-                raise Refusal(400, "content must be a text", "content")
-            ids = encoded(self.worker.model.tokenizer, text, self.longest)
-            return {"tokens": ids, "count": len(ids), "max_model_len": self.longest}
-
-        return await self.asked(request, answer)
-
-    async def detokenize(self, request: Request) -> Response:
-        def answer(body: Body, _: Door) -> Body:
-            ids = body.get("tokens")
-            if not isinstance(ids, list) or not all(is_whole(i, 0) for i in ids):
-                raise Refusal(400, "tokens must be a list of token ids", "tokens")
-            text = self.worker.model.tokenizer.decode(ids)
-            return {"content": text, "prompt": text}
-
-        return await self.asked(request, answer)
-
-    async def apply_template(self, request: Request) -> Response:
-        return await self.asked(request, lambda body, door: {
-            "prompt": chat_prompt(self.worker.model, body, door)[0]})
 
     # ---- Vectors and scores ------------------------------------------------------------------------------------------
 
@@ -429,10 +420,8 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
     async def on_failure(request: Request, error: Exception) -> Response:
         return refusal_response(Refusal(500, "the server has failed at this request"))
 
-    posts = {"/v1/chat/completions": server.chat, "/v1/completions": server.completions,
-             "/v1/responses": server.responses, "/v1/embeddings": server.embeddings,
-             "/v1/rerank": server.rerank, "/rerank": server.rerank,
-             "/tokenize": server.tokenize, "/detokenize": server.detokenize, "/apply-template": server.apply_template}
+    posts = {path: partial(server.asked, answer=answer) for path, answer in ANSWERS.items()} | {
+        "/v1/embeddings": server.embeddings, "/v1/rerank": server.rerank, "/rerank": server.rerank}
     gets = {"/": server.page, "/v1/models": server.models, "/v1/models/{name:path}": server.models,
             "/health": server.health, "/metrics": server.metrics}
     middleware = [Middleware(AuthMiddleware, limits=limits)]

@@ -71,8 +71,8 @@ try:
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import Team
-    from qwen3_lib.kernels.weights import (Weights, build_layers, choose_formats, layers_of, mtp_head, stored_tensors,
-                                           touch_pages)
+    from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, choose_formats, layers_of, mtp_head,
+                                           stored_tensors, touch_pages)
 except ImportError as error:
     if __name__ == "__main__":
         sys.exit(f"qwen3_numba.py: {error}")
@@ -82,9 +82,7 @@ __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sam
            "__version__",
            "chat", "compile_all", "default_sampling", "engine", "forward", "generate", "load_model", "load_weights"]
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Weights: as they lie in the file, or packed
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Weights: as they lie in the file, or packed ---------------------------------------------------------------------
 
 def load_weights(folder: Folder, config: Config, quantize: str | None = None, threads: int | None = None,
                  activations: str = "f32") -> Weights:
@@ -112,7 +110,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, arrays)
         if isinstance(folder, Quantized):
-            packer.each(folder.check, [*stored.items()])
+            [*pool.map(folder.check, stored.items())]
         for name, forms in plan:
             tensor, shape = stored[name], shapes[name]
             matrices[name] = packer.kept(tensor.data, forms[0], *shape) if tensor.dtype == "U8" else \
@@ -122,13 +120,10 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     if format is None and not packs and not config.sparse_layers:
         touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
     weights = Weights(config, matrices, vectors, shapes, arrays, build_layers(config, matrices, vectors), team, format)
-    has_head = isinstance(config, HybridConfig) and config.mtp_num_hidden_layers
-    return replace(weights, mtp=mtp_head(weights)) if has_head else weights
+    return replace(weights, mtp=mtp_head(weights)) if f"{after_layers(config)}fc.weight" in matrices else weights
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# KV cache and forward
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- KV cache and forward --------------------------------------------------------------------------------------------
 
 class KVCache(qwen3.KVCache):
     """qwen3.KVCache with 16 bits per number, heads filled up with zeros to a multiple of 32 numbers.
@@ -170,8 +165,8 @@ class Int8Cache(KVCache):
 
 
 CACHES = {cache.dtype: cache for cache in (KVCache, Bf16Cache, RoundedCache, F32Cache, Int8Cache)}
-HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache), {"plain": cache, "kind": "of a fast hybrid"})
-                 for dtype, cache in CACHES.items()}
+HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache),
+                             {"plain": cache, "kind": "of a fast hybrid"}) for dtype, cache in CACHES.items()}
 KV_DTYPES = "f16", "bf16", "f32", "int8"
 ACTIVATIONS = "f32", "bf16"  # to which vectors may be rounded before they are multiplied with weights of bf16
 LARGEST_CACHED = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
@@ -328,12 +323,10 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     Raises InputError for unknown values.
     """
     check_path()
-    if quantize not in (None, *PACKED):
-        raise InputError(f"quantize must be int8 or int4, not {quantize!r}")
-    if kv_dtype not in (None, *KV_DTYPES):
-        raise InputError(f"kv_dtype must be {', '.join(KV_DTYPES)}, not {kv_dtype!r}")
-    if activations not in (None, *ACTIVATIONS):
-        raise InputError(f"activations must be {' or '.join(ACTIVATIONS)}, not {activations!r}")
+    for name, value, known in (("quantize", quantize, PACKED), ("kv_dtype", kv_dtype, KV_DTYPES),
+                               ("activations", activations, ACTIVATIONS)):
+        if value not in (None, *known):
+            raise InputError(f"{name} must be {' or '.join(known)}, not {value!r}")
     if threads is not None:
         checked_whole("threads", threads, 1)
 

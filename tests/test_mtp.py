@@ -46,9 +46,7 @@ def head_cache(model):
     return model.engine.new_cache.plain(mtp_config(model.config))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The numbers
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The numbers -----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", BOTH)
 def test_the_head_is_that_of_the_formulas(kind, engine, tmp_path):
@@ -84,9 +82,7 @@ def test_a_pass_gives_states_and_logits(engine, tmp_path):
     assert np.array_equal(states, model.engine.hidden_states(model, ids, caches[2]))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Where it is stored
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Where it is stored ----------------------------------------------------------------------------------------------
 
 def guessed(model, seed=0):
     """What a model's head makes of some states."""
@@ -138,9 +134,7 @@ def test_a_quantized_folder_keeps_the_head(kind, form, tmp_path):
     assert np.sqrt(np.square(guessed(model) - guessed(exact)).mean()) < (0.1 if form == "int8" else 0.8)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# No guess changes an answer
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- No guess changes an answer --------------------------------------------------------------------------------------
 
 STOP = [33, 31]
 
@@ -218,9 +212,7 @@ def test_no_guess_changes_an_answer(rng, models):
     return sum(each.accepted for each in counts) > 0
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# What the head has read
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- What the head has read ------------------------------------------------------------------------------------------
 
 def followed(model, monkeypatch):
     """The model, whose states must be those that its text has."""
@@ -283,9 +275,7 @@ def test_a_copied_beginning_is_read(tmp_path, monkeypatch):
     assert starts == {0}
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# When it drafts
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- When it drafts --------------------------------------------------------------------------------------------------
 
 def test_who_drafts(tmp_path):
     path = agreeing(tmp_path)
@@ -319,9 +309,7 @@ def test_a_head_that_is_always_wrong_soon_pauses():
     assert 0 < spent < 4
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The rows that guesses come from
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The rows that guesses come from ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("form", [None, "int8", "int4"])
 def test_common_tokens_and_those_of_the_text(form, tmp_path, monkeypatch):

@@ -40,9 +40,7 @@ def test_a_cache_of_the_wrong_class_names_the_right_one(model):
     assert "another class: model.engine.new_cache(model.config)" in said
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Components
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Components ------------------------------------------------------------------------------------------------------
 
 def rule_arguments(n, seed=0, decay=0.1):
     """q, k, v, g, beta and a state of 3 heads for n tokens."""
@@ -101,9 +99,7 @@ def test_the_convolution_sees_the_last_tokens_only():
     assert np.array_equal(kept, history) and np.array_equal(history, x[-3:])
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Whole models
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Whole models ----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_random_models(name, tmp_path):
@@ -146,9 +142,7 @@ def test_tensors_that_do_not_fit(tmp_path):
     assert "mlp.shared_expert.gate_proj.weight has shape [40, 48], not [8, 48]" in message_of(qwen3.load_model, path)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Guesses
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Guesses ---------------------------------------------------------------------------------------------------------
 
 def changed(model, likes, passes=None):
     """The model that likes some tokens more than it did, and notes how many tokens it computes in each pass."""
@@ -203,9 +197,7 @@ def test_what_a_schema_forces_is_computed_together(tmp_path):
     assert alone.finish().token_ids == answer.token_ids
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The state
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The state -------------------------------------------------------------------------------------------------------
 
 def turn(n, seed):
     """A message of n tokens, and the end of the turn."""

@@ -126,17 +126,6 @@ def test_a_job_that_is_killed_goes_on(job, answers):
     assert refused.returncode == 1
 
 
-@with_ray
-def test_refusals(job, embedder):
-    shutil.copytree(qwen3.BUNDLED, job.out.parent / "empty", ignore=shutil.ignore_patterns("*.safetensors"))
-    for options, word in ((("--model", "/nowhere"), "/nowhere"), (("--address", "127.0.0.1:9"), "127.0.0.1:9"),
-                          (("--model", embedder), "embedding model"),
-                          (("--model", "empty"), "model.safetensors: cannot be read")):
-        refused = job(*options)
-        assert_one_line(finish(refused), word)
-        assert refused.returncode == 1
-
-
 @pytest.mark.skipif(not WITHOUT_RAY, reason="ray is installed")
 def test_without_ray_it_says_what_to_install(tmp_path):
     done = subprocess.run([sys.executable, PROGRAM, tmp_path, tmp_path], capture_output=True, text=True, timeout=120)

@@ -27,7 +27,6 @@ from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import Draft
 from qwen3_lib.generation.score import score
-from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.pictures import picture_of
 from qwen3_vision import VisionConfig, mrope_positions, patches_of
 
@@ -47,9 +46,7 @@ def pixels(source) -> np.ndarray:
     return np.asarray(image)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Files
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Files -----------------------------------------------------------------------------------------------------------
 
 def test_sources(tmp_path):
     """A path, its text, bytes, an open file, a PIL image, an array."""
@@ -165,9 +162,7 @@ def test_damaged_files(capfd):
     assert capfd.readouterr().err == ""
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Patches, ids, positions
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Patches, ids, positions -----------------------------------------------------------------------------------------
 
 def test_the_drawing():
     """A picture of 64 x 96 pixels: 24 patches in blocks of four, as in the drawing at the top of qwen3_vision.py."""
@@ -198,15 +193,6 @@ def test_positions_of_any_text():
         assert mrope_positions(np.array(ids[:here], int), np.array(ids[here:end], int)).tolist() == expected[here:end]
 
 
-def test_the_usual_pairs_of_rope(tmp_path):
-    """Where config.json has no mrope_section: those of transformers, for all of a head and for a part of it."""
-    for kind, section in (("qwen3_vl", [24, 20, 20]), ("qwen3_5", [11, 11, 10])):
-        (tmp_path / "config.json").write_text(json.dumps({"model_type": kind}))
-        folder = Checkpoint(tmp_path)
-        axes = qwen3_vision.Pictures(folder, folder.config()).axes
-        assert np.bincount(axes).tolist() == section and axes[:6].tolist() == [0, 1, 2, 0, 1, 2]
-
-
 def test_ids_hold_each_size_that_is_not_refused():
     shown = qwen3_vision.Pictures.__new__(qwen3_vision.Pictures)
     shown.config = VisionConfig(patch_size=1, spatial_merge_size=1)  # one pixel, one token
@@ -225,9 +211,7 @@ def test_ids_hold_each_size_that_is_not_refused():
             assert max(ids) < 0 and found == [{number}, {rows}, {columns}, {*range(rows * columns)}]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Sequences with pictures
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Sequences with pictures -----------------------------------------------------------------------------------------
 
 CONFIGS = {"VL": vl_config("2B"), "3.5": seeing_hybrid(HYBRID, "0.8B")}
 
@@ -394,9 +378,7 @@ def test_what_pictures_have_no_place_in(model, tmp_path):
     assert "pictures" in message_of(save_prompt_cache, cache, model, tmp_path / "cache")
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Conversations
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Conversations ---------------------------------------------------------------------------------------------------
 
 def asked(*parts, role="user"):
     return {"role": role, "content": [

@@ -15,7 +15,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 import tokenizer_utils
-from configs import QWEN3_5, ROOT, SHARED, needs_official_files
+from configs import ROOT, SHARED, needs_official_files
 from fuzzing import any_conversation, fuzz
 from helpers import message_of as error_of
 from qwen3_lib.generation.answer import inside_thought, last_turn
@@ -332,65 +332,49 @@ LIKE_3_8 = """{%- set effort = reasoning_effort|default('xhigh') %}
 {%- endfor %}"""
 
 
-@functools.cache
-def newer(name):
-    """The tokenizer of Qwen3.5, or its vocabulary in small with another template."""
-    return load_tokenizer(QWEN3_5 / "tokenizer") if name == "3.5" else tiny(LIKE_3_8)
-
-
-NEWER = [pytest.param("3.5", marks=needs_official_files), "3.8"]
-
-
-@pytest.mark.parametrize("name", NEWER)
-def test_newer_templates_render_as_in_plain_jinja(name):
-    tokenizer, oracle = newer(name), plain_environment().from_string(newer(name).chat_template)
-
-    @fuzz(300)
-    def test(rng):
-        messages, tools = any_conversation(rng)
-        wishes = {"reasoning_effort": ["xhigh", "medium", "low", "high"], "preserve_thinking": [True, False],
-                  "add_vision_id": [True]}
-        given = {key: rng.choice(wishes[key]) for key in sorted(wishes.keys() & tokenizer.template_variables)
-                 if rng.random() < 0.4}
-        think, add = rng.choice([None, True, False]), rng.random() < 0.7
-        variables = given | {"messages": copy.deepcopy(messages), "tools": tools, "add_generation_prompt": add}
-        variables |= {} if think is None else {"enable_thinking": think}
-        try:
-            expected = oracle.render(variables)
-        except (jinja2.TemplateError, TypeError):
-            error_of(tokenizer.apply_chat_template, messages, tools, add, think, chat_template_kwargs=given)
-            return False
-        as_texts = copy.deepcopy(messages)
-        for call in [call.get("function", call) for message in as_texts for call in message.get("tool_calls") or ()]:
-            call["arguments"] = json.dumps(call["arguments"]) if call["arguments"] else rng.choice(["", " {} "])
-        for same in (messages, as_texts):
-            assert tokenizer.apply_chat_template(same, tools, add, think, chat_template_kwargs=given) == expected
-        if name == "3.5":
-            assert tokenizer.apply_chat_template(messages, tools, add, think, True, given) == expected
-        return True
-    test()
+@fuzz(300)
+def test_newer_templates_render_as_in_plain_jinja(rng):
+    """That of Qwen3.5: see test_reference.py."""
+    tokenizer, oracle = tiny(LIKE_3_8), plain_environment().from_string(LIKE_3_8)
+    messages, tools = any_conversation(rng)
+    wishes = {"reasoning_effort": ["xhigh", "medium", "low", "high"], "preserve_thinking": [True, False]}
+    given = {key: rng.choice(values) for key, values in wishes.items() if rng.random() < 0.4}
+    think, add = rng.choice([None, True, False]), rng.random() < 0.7
+    variables = given | {"messages": copy.deepcopy(messages), "tools": tools, "add_generation_prompt": add}
+    variables |= {} if think is None else {"enable_thinking": think}
+    try:
+        expected = oracle.render(variables)
+    except (jinja2.TemplateError, TypeError):
+        error_of(tokenizer.apply_chat_template, messages, tools, add, think, chat_template_kwargs=given)
+        return False
+    as_texts = copy.deepcopy(messages)
+    for call in [call.get("function", call) for message in as_texts for call in message.get("tool_calls") or ()]:
+        call["arguments"] = json.dumps(call["arguments"]) if call["arguments"] else rng.choice(["", " {} "])
+    for same in (messages, as_texts):
+        assert tokenizer.apply_chat_template(same, tools, add, think, chat_template_kwargs=given) == expected
+    return True
 
 
 def test_variables_of_a_template():
-    assert newer("3.8").template_variables == {"enable_thinking", "preserve_thinking", "reasoning_effort"}
+    assert tiny(LIKE_3_8).template_variables == {"enable_thinking", "preserve_thinking", "reasoning_effort"}
     messages = [*user(), {"role": "assistant", "content": "A", "reasoning_content": "T"}, *user("more")]
     for given, expected in [({}, "Effort: xhigh\nuser:Hi\nassistant:<think>T</think>A\nuser:more\n"),
                             ({"reasoning_effort": "medium"}, "user:Hi\nassistant:<think>T</think>A\nuser:more\n"),
                             ({"reasoning_effort": "low", "preserve_thinking": False},
                              "Effort: low\nuser:Hi\nassistant:A\nuser:more\n")]:
-        assert newer("3.8").apply_chat_template(messages, chat_template_kwargs=given) == expected
-    assert "no effort max" in error_of(newer("3.8").apply_chat_template, messages,
+        assert tiny(LIKE_3_8).apply_chat_template(messages, chat_template_kwargs=given) == expected
+    assert "no effort max" in error_of(tiny(LIKE_3_8).apply_chat_template, messages,
                                        chat_template_kwargs={"reasoning_effort": "max"})
     for wrong in ({"messages": []}, {"reasoning_efort": "low"}, [], "low", {"tools": None}):
         assert "enable_thinking, preserve_thinking, reasoning_effort" in error_of(
-            newer("3.8").apply_chat_template, messages, chat_template_kwargs=wrong)
+            tiny(LIKE_3_8).apply_chat_template, messages, chat_template_kwargs=wrong)
     assert "it has none" in error_of(tiny().apply_chat_template, messages, chat_template_kwargs={"x": 1})
 
 
 def test_arguments_that_are_no_object():
     for arguments in ("{", "[1]", "x", 5, None, '"a"'):
         call = {"role": "assistant", "content": "", "tool_calls": [{"name": "f", "arguments": arguments}]}
-        error_of(newer("3.8").apply_chat_template, [*user(), call])
+        error_of(tiny(LIKE_3_8).apply_chat_template, [*user(), call])
 
 
 @pytest.mark.parametrize("part, name", [

@@ -1,7 +1,6 @@
 """qwen3_lib/kernels/vectors.py: the instructions of each kind of CPU."""
 import ctypes
 from functools import cache
-from types import SimpleNamespace
 
 import llvmlite.binding as llvm
 import numpy as np
@@ -49,31 +48,6 @@ def test_instruction_selection(path, triple, name, instruction, signed):
     ({"neon": True}, "neon"), ({}, "plain")])
 def test_choice_of_instructions(features, path):
     assert cpu.int8_paths(features)[0] == path
-
-
-@pytest.mark.parametrize("system, machine", [("linux", "aarch64"), ("darwin", "arm64"), ("win32", "ARM64")])
-def test_an_arm_is_asked_for_its_instructions_for_bytes(system, machine, monkeypatch):
-    """With ARMv8.2's dot products and no more, in the words of Linux' hwcap.h, Apple's sysctl and Windows' winnt.h."""
-    class System:
-        def __init__(self, _):
-            pass
-
-        def getauxval(self, word):
-            return {16: 1 << 20 | 1 << 1, 26: ~(1 << 13)}[word.value]
-
-        def sysctlbyname(self, name, value, size, new, new_size):
-            if name != b"hw.optional.arm.FEAT_DotProd":
-                return -1
-            value._obj.value = 1
-            return 0
-
-    kernel32 = SimpleNamespace(IsProcessorFeaturePresent=lambda number: int(number == 43))
-    monkeypatch.setattr(cpu.ctypes, "windll", SimpleNamespace(kernel32=kernel32), raising=False)
-    monkeypatch.setattr(cpu.platform, "machine", lambda: machine)
-    monkeypatch.setattr(cpu.sys, "platform", system)
-    monkeypatch.setattr(cpu.ctypes, "CDLL", System)
-    monkeypatch.setattr(llvm, "get_host_cpu_features", lambda: llvm.FeatureMap())
-    assert cpu.host_features() == {"neon": True, "dotprod": True, "i8mm": False}
 
 
 @cache

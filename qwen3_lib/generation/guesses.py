@@ -17,7 +17,6 @@ from typing import Any
 import numpy as np
 
 from qwen3 import InputError, Model, sample
-from qwen3_5 import HybridConfig
 from qwen3_lib.generation.ahead import ahead_of
 from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.schema import Constrained
@@ -201,7 +200,7 @@ class Speculator:
 
 
 def has_mtp_head(model: Model) -> bool:
-    return isinstance(model.config, HybridConfig) and model.config.mtp_num_hidden_layers > 0
+    return getattr(model.config, "mtp_num_hidden_layers", 0) > 0
 
 
 def speculator(model: Model, constrained: Constrained | None, lookup: int | None,

@@ -29,14 +29,14 @@ from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 def open_model(name: str, offline: bool = False, adapter: str | Path | list[str | Path] | None = None) -> Folder:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
     path = resolve_model(name, offline)
-    folder = source_of(path)
+    folder: Any = source_of(path)
     if (quantized := quantized_file(path)) is not None:
         if adapter is not None:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
-        return Quantized(folder, *quantized)
+        folder = Quantized(folder, *quantized)
     for one in adapter if isinstance(adapter, list) else [] if adapter is None else [adapter]:
         folder = Adapted(folder, one)
-    return folder
+    return folder  # type: ignore[no-any-return]
 
 
 def source_of(path: Path) -> Folder:

@@ -9,9 +9,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Config, Folder, Tensor, forget_pages, to_float32
+from qwen3 import DTYPES, Folder, Tensor, forget_pages, to_float32
 from qwen3_lib.io.errors import InputError
-from tokenizer_utils import Tokenizer
 
 # The parts of packed tensors, which formats.py and gguf_file.py understand.
 PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
@@ -75,30 +74,14 @@ class PackedTensor(NamedTuple):
 AnyTensor = Tensor | PackedTensor
 
 
-class Wrapped(Folder):
-    """A source of a model that changes some of another one, `base`."""
+class Wrapped:
+    """A source of a model that changes some of another one, `base`; it has all methods of a Folder."""
 
     def __init__(self, base: Folder):
-        super().__init__(base.path, base.types)
         self.base = base
 
-    def json(self, name: str) -> dict[str, Any]:
-        return self.base.json(name)
-
-    def config(self) -> Config:
-        return self.base.config()
-
-    def generation(self) -> dict[str, Any]:
-        return self.base.generation()
-
-    def tower(self) -> dict[str, Any]:
-        return self.base.tower()
-
-    def tokenizer(self) -> Tokenizer:
-        return self.base.tokenizer()
-
-    def embeds(self) -> bool:
-        return self.base.embeds()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.base, name)
 
 
 def map_file(file: Path) -> mmap.mmap:
@@ -157,7 +140,7 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
     return rounded.astype("<u2")
 
 
-def embeds(folder: Folder, names: Iterable[str]) -> bool:
+def embeds(folder: Folder | Wrapped, names: Iterable[str]) -> bool:
     """Whether a model gives no answers, by its tensors' names, config.json, or sentence-transformers' files."""
     raw, modules = folder.json("config.json"), folder.path / "modules.json"
     return not any("model." in name for name in names) \

@@ -24,9 +24,7 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, G
                                       TRANSPOSED, TRANSPOSES, UP, VALUES, VECTORS, WHOLE, WIDENS, K, Q, V, is_packed,
                                       padded, unit_size)
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The small steps of a layer
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The small steps of a layer --------------------------------------------------------------------------------------
 
 
 up_to, unit_bytes, form_is_packed = compiled(padded), compiled(unit_size), compiled(is_packed)
@@ -165,9 +163,7 @@ def ready(x, n, form, packed, start, end):
                     np.int64(GROUP_BYTES))
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# linear: the namesake of qwen3.linear, for one vector or many
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- linear: the namesake of qwen3.linear, for one vector or many ----------------------------------------------------
 
 
 @compiled
@@ -244,9 +240,7 @@ def copy_parts(address, stride, rows, width, depth, out):
                 copy[i] = part[i]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Attention: blocks of positions, counted from the first token of a sequence, joined in their order
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Attention: blocks of positions, counted from the first token of a sequence, joined in their order ---------------
 
 
 @compiled
@@ -421,9 +415,7 @@ def attention(crew, layer, job):
                 out[j] = result[j] / result[width + 1]
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# The decoder layer: one job for the team, for one token or for many
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- The decoder layer: one job for the team, for one token or for many ----------------------------------------------
 
 
 @compiled
@@ -595,9 +587,7 @@ def place_heads(crew, layer, job, k_start, v_start):
         store_kv(values[rows[t].position], form, value)
 
 
-# ----------------------------------------------------------------------------------------------------------------------
-# Logits
-# ----------------------------------------------------------------------------------------------------------------------
+# ---- Logits ----------------------------------------------------------------------------------------------------------
 
 @compiled
 def output_logits(record, rank, _):

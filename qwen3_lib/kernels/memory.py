@@ -72,7 +72,7 @@ class Reused:
 
 def experts_of(config: Config) -> tuple[int, int]:
     """(the experts of a layer, those that a token goes through), with the shared one."""
-    shared = int(isinstance(config, HybridConfig) and config.shared_expert_intermediate_size > 0)
+    shared = int(getattr(config, "shared_expert_intermediate_size", 0) > 0)
     return config.num_experts + shared, config.num_experts_per_tok + shared
 
 

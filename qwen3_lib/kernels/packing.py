@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -112,13 +111,6 @@ class Packer:
         self.arrays.append(data)
         return np.array([(data.ctypes.data, data.strides[0], form, rows, columns)], WEIGHT)
 
-    def each(self, part: Callable[[Any], Any], starts: Sequence[Any]) -> list[Any]:
-        """part(start) of each start, by the threads of the pool. Raises InputError if they can't be started."""
-        try:  # some at a time, since each that waits takes 2 kB
-            return [found for i in range(0, len(starts), 64) for found in self.pool.map(part, starts[i:i + 64])]
-        except RuntimeError as error:
-            raise InputError(f"threads can't be started ({error}); ask for fewer: --threads") from error
-
     def rounded(self, label: str, tensor: AnyTensor, form: int) -> np.ndarray:
         """A matrix [rows, n] as packed blocks that err little."""
         n_rows, n = tensor.shape
@@ -135,7 +127,7 @@ class Packer:
             kernel("quantize_block")(address_table((rows, packed[start // PANEL], group, work)), form)
             return largest
 
-        largest = max(self.each(part, range(0, n_rows, PANEL)))
+        largest = max(self.pool.map(part, range(0, n_rows, PANEL)))
         if largest > LARGEST or 0 < largest < SMALLEST:
             raise InputError(f"{label} can't be quantized: its largest weight is {largest:.3g}, not between "
                              f"{SMALLEST:g} and {LARGEST:g}")
@@ -171,7 +163,7 @@ class Packer:
                 places[:, :PANEL * len(factors)] = common.transpose(2, 0, 1).reshape(n // SHARING, -1)
             return True
 
-        if part(0) and all(self.each(part, range(PANEL, n_rows, PANEL))):
+        if part(0) and all([*self.pool.map(part, range(PANEL, n_rows, PANEL))]):  # all end before the pages go back
             return packed
         self.pages.give_back(packed)
         return None

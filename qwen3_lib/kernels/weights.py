@@ -119,9 +119,14 @@ def layers_of(config: Config) -> str:
     return sparse if config.sparse_layers else dense
 
 
+def after_layers(config: Config) -> str:
+    """How the names of an MTP head begin, if there is one."""
+    return f"model.layers.{config.num_hidden_layers}."
+
+
 def mtp_head(w: Weights) -> MTPHead:
     """The MTP head, stored after the layers, as models of their own."""
-    config, start = mtp_config(w.config), f"model.layers.{w.config.num_hidden_layers}."
+    config, start = mtp_config(w.config), after_layers(w.config)
     matrices, vectors = ({name.replace(start, "model.layers.0."): each for name, each in some.items()}
                          for some in (w.matrices, w.vectors))
     vocabulary = Vocabulary(w.head)
@@ -159,9 +164,8 @@ def choose_formats(config: Config, stored: dict[str, Any], format: str | None) -
     """Name -> its formats, see forms_of, of all matrices in the order in which kernels read them."""
     names = [[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
     names += [[*matrix_slots(config, i)] for i in range(config.num_hidden_layers)]
-    if isinstance(config, HybridConfig) and config.mtp_num_hidden_layers:
-        n = config.num_hidden_layers
-        names += [[*matrix_slots(config, n)], [f"model.layers.{n}.fc.weight"]]
+    if (fc := f"{after_layers(config)}fc.weight") in stored:
+        names += [[*matrix_slots(config, config.num_hidden_layers)], [fc]]
     forms = {name: forms_of(name, stored[name], format) for some in names for name in some}
     for together in itertools.chain.from_iterable(map(after_norms, names)):
         if len({forms[name][-1] for name in together if not is_packed(forms[name][-1])}) > 1:

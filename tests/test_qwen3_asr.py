@@ -1,6 +1,7 @@
 """Sounds as a model hears them: folders of either layout, prefixes, bits, files beside qwen3.py alone."""
 import gc
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,13 @@ import qwen3_numba
 from configs import ROOT, SPEECH_TOKENS, asr_config
 from hearing import make_hearing, voice, wav_of
 from helpers import assert_one_line, edit_json, message_of, random_ids
+from make_random_model import make_random_model
 from published import write_tensors
 from qwen3 import map_safetensors
 from qwen3_asr import Hearing, log_mel, sinusoids, speech_prompt
 from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
+from qwen3_lib.io.packed import save_quantized
 
 ENGINES = {"NumPy": qwen3.Engine(), "fast": qwen3_numba.engine(), "int8": qwen3_numba.engine("int8"),
            "int8, KV in int8": qwen3_numba.engine("int8", kv_dtype="int8")}
@@ -119,6 +122,18 @@ def test_a_tokenizer_of_two_files(path, tmp_path):
     assert tokenizer.encode("The capital") == qwen3.load_model(path).tokenizer.encode("The capital")
     (tmp_path / "model/merges.txt").unlink()
     assert "merges.txt" in message_of(qwen3.load_model, tmp_path / "model")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_quantized_folder_keeps_its_tower(tmp_path, dtype):
+    """To the bit, in its own format."""
+    make_random_model(asr_config("0.6B"), tmp_path / "model", dtype)
+    model = qwen3_numba.load_model(tmp_path / "model", quantize="int8")
+    save_quantized(model, tmp_path / "saved", "int8")
+    found = qwen3_numba.load_model(tmp_path / "saved").media
+    assert np.array_equal(found.hear(voice(9_000)).vectors, model.media.hear(voice(9_000)).vectors)
+    size = sum(math.prod(tensor.shape) for tensor in model.folder.tower().values())
+    assert (tmp_path / "saved/tower.safetensors").stat().st_size < size * (4 if dtype == "float32" else 2) + 20_000
 
 
 @pytest.mark.parametrize("changes, words", [

@@ -9,13 +9,15 @@ from typing import Any
 import numpy as np
 import safetensors
 
-from qwen3 import Config, Folder, InputError, Model, Tensor, map_safetensors
+from qwen3 import DTYPES, Config, Folder, InputError, Model, Tensor, map_safetensors, to_float32
 from qwen3_lib.io.errors import brief, parse_json
+from qwen3_lib.io.hub import tokenizer_files
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 from qwen3_lib.io.tensors import Wrapped, embeds
 from qwen3_lib.io.writing import checksum, write_folder, write_safetensors
 
 SAVED_FORMATS = ("int8", "int4")
+TOWER_FILE = "tower.safetensors"  # a tower's tensors as they were; U16 is bfloat16
 VERSION = "5"  # of the packed formats, see qwen3_lib/kernels/layout.py
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                "chat_template.jinja", *VECTOR_FILES)
@@ -44,6 +46,12 @@ class Quantized(Wrapped):
 
     def tensors(self, config: Config) -> dict[str, Any]:
         raise InputError(f"{self.path}: only the fast engine loads it (--fast, or load_model of qwen3_numba)")
+
+    def tower(self) -> dict[str, Any]:
+        if not (self.path / TOWER_FILE).is_file():
+            return {}
+        found = map_safetensors(self.path / TOWER_FILE, DTYPES | {"U16": np.dtype("<u2")})
+        return {name: tensor._replace(dtype=tensor.dtype.replace("U16", "BF16")) for name, tensor in found.items()}
 
     def packed(self, config: Config, shapes: dict[str, tuple[int, ...]], expected: Expected) -> dict[str, Tensor]:
         """Tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, format) gives."""
@@ -95,7 +103,7 @@ def save_quantized(model: Model, folder: str | Path, format: str) -> None:
 
     def fill(temporary: Path) -> None:
         modules = module_files(file.relative_to(model.path).as_posix() for file in model.path.glob("*/*"))
-        for name in (*MODEL_FILES, *modules):
+        for name in (*MODEL_FILES, *tokenizer_files(file.name for file in model.path.glob("*")), *modules):
             file = model.path / name
             (temporary / name).parent.mkdir(exist_ok=True)
             copied = file.is_file()
@@ -103,5 +111,8 @@ def save_quantized(model: Model, folder: str | Path, format: str) -> None:
                 data = file.read_bytes() if copied else json.dumps(value, ensure_ascii=False).encode()
                 (temporary / name).write_bytes(data)
         write_safetensors(temporary / f"model.{format}.safetensors", tensors, metadata)
+        if tower := model.folder.tower():
+            write_safetensors(temporary / TOWER_FILE, {name: tensor.data if isinstance(tensor, Tensor) else
+                                                       to_float32(tensor) for name, tensor in tower.items()}, {})
 
     write_folder(folder, fill)

@@ -322,7 +322,7 @@ def attention_panel(recorder: Recorder, whole: Pass, ids: np.ndarray) -> dict[st
             "maps": pack(maps[:, :, rows, columns], "f2"), "previous": pack(diagonal(maps, -1), "f4"),
             "induction": pack(induction(recorder), "f4"), "repeated": REPEATED, "pairs": pairs.tolist(),
             "positions": mrope_positions(ids[:0], ids).tolist(),
-            "axes": [0] * len(pairs) if pictures is None else pictures.axes[pairs].tolist(),
+            "axes": pictures.axes[pairs].tolist() if sees(recorder.model) else [0] * len(pairs),
             "frequencies": np.arctan2(sin, cos)[0, pairs].tolist(), "factor": config.rope_factor,
             "q": pack(np.stack(whole.q)[..., chosen], "f2"), "k": pack(np.stack(whole.k)[..., chosen], "f2")}
 

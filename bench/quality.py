@@ -9,21 +9,22 @@ has the file's own numbers, so only the fast engine's rounding counts. The text 
 of demo/train/corpus.py (needs `pip install -e ".[train]"`); the random model in the shape of Qwen3-0.6B gets random
 tokens.
 """
+import argparse
 import random
 import sys
-import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import harness
-from harness import ENTRIES, ROOT, alone, missing_packages, note, table
-from peers import open_engine, peer_file
+from harness import ENTRIES, ROOT, Bench, table
+from peers import NumbaEngine, NumpyEngine, open_engine, peer_file
 
 sys.path.append(str(ROOT / "demo/train"))
-NAMES = [name for name, entry in ENTRIES.items() if name not in ("numpy", "torch") and not entry.file]
+NAMES = [name for name, entry in ENTRIES.items() if entry.engine in ("this engine", "llama.cpp") and not entry.file]
 FILES = ("llama-q8_0", "llama-q4_k_m", "llama-q5_k_m", "llama-q6_k")  # whose formats are compared
 LONGEST = 1024  # tokens of a text
 STEPS = {"together": LONGEST, "one by one": 1}  # how the tokens of a text go in: by the kernels of prefill, of decoding
@@ -51,55 +52,49 @@ def kl_divergences(reference: np.ndarray, logits: np.ndarray) -> list[float]:
     return [float(np.exp(log_p) @ (log_p - log_q)) for log_p, log_q in pairs]
 
 
-def all_logits(engine: Any, texts: Sequence[Sequence[int]], step: int) -> Iterator[np.ndarray]:
-    """The logits [n, vocab_size] of each text, `step` tokens at a time."""
+def all_logits(engine: Any, ids: Sequence[int], step: int) -> np.ndarray:
+    """The logits [n, vocab_size] of a text, `step` tokens at a time."""
+    engine.truncate(0)
+    return np.concatenate([engine.run(ids[i:i + step], True).copy() for i in range(0, len(ids), step)])
+
+
+def start(name: str, path: Path, folder: Path, threads: int, _repack: bool) -> tuple[Any, Path]:
+    """(the engine of an entry, the model of its reference)."""
+    return open_engine(name, path, folder, threads, LONGEST, repack=False), path
+
+
+def start_file(name: str, path: Path, folder: Path, threads: int, _repack: bool) -> tuple[Any, Path]:
+    """(the fast engine with the GGUF file of an entry, this file)."""
+    file = peer_file(path, folder, name)
+    return NumbaEngine(file, None, threads, LONGEST), file
+
+
+def errors(started: tuple[Any, Path], texts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
+    """For each of STEPS [MB of weights, mean KL divergence, mean error of the logits, largest]: from NumPy's."""
+    engine, numpy = started[0], NumpyEngine(started[1], LONGEST)
+    found = {way: (list[float](), list[float]()) for way in STEPS}
     for ids in texts:
-        engine.truncate(0)
-        yield np.concatenate([engine.run(ids[i:i + step], True).copy() for i in range(0, len(ids), step)])
-
-
-def save_reference(path: Path, folder: Path, texts: Sequence[Sequence[int]]) -> None:
-    for i, logits in enumerate(all_logits(open_engine("numpy", path, folder, 0, LONGEST), texts, LONGEST)):
-        np.save(folder / f"{i}.npy", logits)
-
-
-def errors(name: str, path: Path, folder: Path, threads: int,
-           texts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
-    """For each of STEPS [MB of weights, mean KL divergence, mean error of the logits, largest]: from the reference."""
-    engine, results = open_engine(name, path, folder, threads, LONGEST, repack=False), {}
-    for way, step in STEPS.items():
-        divergences, relative = list[float](), list[float]()
-        for i, logits in enumerate(all_logits(engine, texts, step)):
-            reference = np.load(folder / f"{i}.npy")
+        reference = all_logits(numpy, ids, LONGEST)
+        for way, step in STEPS.items():
+            logits, (divergences, relative) = all_logits(engine, ids, step), found[way]
             divergences += kl_divergences(reference, logits)
             relative += (np.linalg.norm(logits - reference, axis=1) / np.linalg.norm(reference, axis=1)).tolist()
-        results[way] = [engine.weight_bytes / 1e6, float(np.mean(divergences)), float(np.mean(relative)), max(relative)]
-    return results
+    return {way: [engine.weight_bytes / 1e6, float(np.mean(divergences)), float(np.mean(relative)), max(relative)]
+            for way, (divergences, relative) in found.items()}
 
 
-def compare(title: str, names: Sequence[str], path: Path, folder: Path, threads: int, texts: Sequence[Sequence[int]],
-            files: bool = False) -> None:
-    """Prints `errors` of each engine that is installed and doesn't crash; each has a process of its own.
-
-    files: of the fast engine with the file of each entry, against the same file in float32.
-    """
-    rows = []
-    if not files:
-        alone(save_reference, path, folder, texts)
-    for name in (name for name in names if not missing_packages(name)):
-        note(f"{title}: {name}")
-        try:
-            which = ("bf16", peer_file(path, folder, name)) if files else (name, path)
-            if files:
-                alone(save_reference, which[1], folder, texts)
-            found = alone(errors, *which, folder, threads, texts)
-        except RuntimeError as error:  # its own, or that of a process that is gone
-            note(f"{name} is left out: {error}")
-            continue
-        rows += [["this engine" if files else ENTRIES[name].engine, ENTRIES[name].format, way, f"{values[0]:.1f}",
-                  *(f"{value:.2e}" for value in values[1:])] for way, values in found.items()]
+def compare(args: argparse.Namespace, title: str, names: Sequence[str], texts: Sequence[Sequence[int]],
+            begin: Callable = start) -> None:
+    """Prints `errors` of each engine that is installed and doesn't crash; each has a process of its own."""
+    with Bench(args) as bench:
+        for name in names:
+            bench.open(name, begin, check=partial(errors, texts=texts))
+            bench.close(*bench.workers)
+        rows = [["this engine" if begin is start_file else ENTRIES[name].engine, ENTRIES[name].format, way,
+                 f"{values[0]:.1f}", *(f"{value:.2e}" for value in values[1:])]
+                for name, found in bench.checked.items() for way, values in found.items()]
     print(*table([title, "format", "tokens go in", "MB", "mean KL divergence", "error of the logits, mean", "largest"],
-                 *rows), "", sep="\n", flush=True)
+                 *rows), "", *bench.notes, sep="\n", flush=True)
 
 
 def main() -> None:
@@ -108,19 +103,14 @@ def main() -> None:
     parser.add_argument("--random-tokens", type=int, default=64, help="for the random model (default: %(default)s)")
     parser.add_argument("--only", choices=TABLES, nargs="+", default=TABLES, help="which tables (default: all)")
     args = harness.parsed(parser)
-    with tempfile.TemporaryDirectory() as temporary:
-        folder = Path(temporary)
-        if "demo" in args.only:
-            (folder / "demo").mkdir()
-            texts = conversations(args.tokens)
-            title = f"bundled model, {sum(map(len, texts))} tokens"
-            compare(title, NAMES, ROOT / "demo", folder / "demo", args.threads, texts)
-        path = args.model or {"random", "files"} & {*args.only} and alone(harness.random_model, folder / "model")
-        ids, title = np.random.default_rng(0).integers(0, 4096, args.random_tokens).tolist(), "random 0.6B"
-        if "random" in args.only:
-            compare(f"{title}, {len(ids)} tokens", NAMES, path, folder, args.threads, [ids])
-        if "files" in args.only:
-            compare(f"GGUF, {title}, {len(ids)} tokens", FILES, path, folder, args.threads, [ids], True)
+    if "demo" in args.only:
+        texts, demo = conversations(args.tokens), argparse.Namespace(**vars(args) | {"model": ROOT / "demo"})
+        compare(demo, f"bundled model, {sum(map(len, texts))} tokens", NAMES, texts)
+    ids, title = np.random.default_rng(0).integers(0, 4096, args.random_tokens).tolist(), "random 0.6B"
+    if "random" in args.only:
+        compare(args, f"{title}, {len(ids)} tokens", NAMES, [ids])
+    if "files" in args.only:
+        compare(args, f"GGUF, {title}, {len(ids)} tokens", FILES, [ids], start_file)
 
 
 if __name__ == "__main__":

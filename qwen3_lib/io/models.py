@@ -20,7 +20,7 @@ from qwen3_lib.io.formats import Settings, check_settings, unpacked
 from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.mmproj import map_tower, tower_file, tower_json
-from qwen3_lib.io.packed import Quantized, quantized_file
+from qwen3_lib.io.packed import TOWER_FILE, Quantized, quantized_file
 from qwen3_lib.io.rope import with_scaled_rope
 from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
@@ -125,7 +125,7 @@ class Checkpoint(Folder):
 
     def shards(self) -> set[str]:
         """The names of its safetensors files; a single one may have any name."""
-        found = [file.name for file in self.path.glob("*.safetensors")]
+        found = [file.name for file in self.path.glob("*.safetensors") if file.name != TOWER_FILE]
         return {*found} if len(found) == 1 and not self.json("model.safetensors.index.json") else super().shards()
 
     def tensors(self, config: Config) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from unittest import mock
 import pytest
 
 import qwen3
-from helpers import LIMA, MADRID, PERU, SPAIN, TALK, WEATHER, roles, with_engine
+from helpers import LIMA, PERU, SPAIN, TALK, WEATHER, roles, with_engine
 from qwen3 import InputError
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app import chat as qwen3_chat
@@ -153,17 +153,6 @@ def test_an_undone_conversation_is_not_kept(demo, tmp_path, monkeypatch):
         handled(chat, line)
         chat.keep()
         assert file.is_file() == kept and (chat.kept_in is not None) == kept
-
-
-def test_undo_in_a_conversation_that_goes_on(demo, tmp_path):
-    (tmp_path / "other.json").write_text(json.dumps(TALK))
-    chat = new_chat(demo, [*TALK, {"role": "user", "content": PERU}], tools=[WEATHER], enable_thinking=False)
-    handled(chat, "/regenerate")
-    assert handled(chat, f"/load {tmp_path}/other.json") == "(loaded 2 messages)" and chat.tools == [WEATHER]
-    assert handled(chat, SPAIN) == MADRID
-    for left in ("ua", "uaua", "uau", "ua"):  # Spain, the load, the answer about Peru, Peru
-        assert handled(chat, "/undo") and roles(chat.messages) == left
-    assert handled(chat, "/undo") == "(undone: Hi | the conversation is empty)"
 
 
 @pytest.mark.parametrize("hide, left", [(True, ""), (False, "ua")])

@@ -10,7 +10,7 @@ import tokenizers
 import qwen3_embed
 from configs import ROOT, vl_config
 from embedders import BEFORE, add_modules, tokenizer_of
-from helpers import message_of
+from helpers import assert_one_line, message_of, run_main
 from make_random_model import make_random_model
 from tokenizer_utils import Tokenizer
 
@@ -119,31 +119,24 @@ def test_messages_by_sentence_transformers_files(both):
         (path / name).unlink()
 
 
-def test_the_command(both, tmp_path, monkeypatch, capfd):
+def test_the_command(both, tmp_path, capfd):
     """Pictures follow the texts; they need none."""
     path, _ = both
     file = tmp_path / "a.png"
     PICTURES[0].save(file)
-    model = load("qwen3", path)
-    found = qwen3_embed.rerank(model, "bees", ["rain", {"image": str(file)}])
-    arguments = ["--model", str(path), "--image", str(file), "--json", "--no-fast", "--query", "bees"]
-
-    def run(text, *more):
-        (tmp_path / "in").write_text(text)
-        with open(tmp_path / "in") as stdin:
-            monkeypatch.setattr("sys.stdin", stdin)
-            return qwen3_embed.main([*arguments, *more]), *capfd.readouterr()
-
-    status, out, err = run("rain\n")
+    found = qwen3_embed.rerank(load("qwen3", path), "bees", ["rain", {"image": str(file)}])
+    arguments = ["--model", path, "--image", file, "--json", "--no-fast", "--query", "bees"]
+    status, out, err = run_main(capfd, *arguments, stdin=b"rain\n", main=qwen3_embed.main)
     rows = sorted(map(json.loads, out.splitlines()), key=lambda row: row["line"] is None)
     assert (status, err) == (0, "") and [(row["line"], row["document"])
                                          for row in rows] == [(1, "rain"), (None, str(file))]
     assert np.allclose([row["score"] for row in rows], found, atol=1e-5)
-    status, out, err = run("")
+    status, out, err = run_main(capfd, *arguments, main=qwen3_embed.main)
     assert (status, err) == (0, "") and json.loads(out)["rank"] == 1
-    for more, words in ((["--image", "none.png"], "none.png"), (["--model", str(ROOT / "demo")], "can't see")):
-        status, out, err = run("rain\n", *more)
-        assert (status, out) == (1, "") and words in err and err.count("\n") == 1
+    for more, words in ((["--image", "none.png"], "none.png"), (["--model", ROOT / "demo"], "can't see")):
+        status, out, err = run_main(capfd, *arguments, *more, stdin=b"rain\n", main=qwen3_embed.main)
+        assert (status, out) == (1, "")
+        assert_one_line(err, words)
 
 
 @both_engines

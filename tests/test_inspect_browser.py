@@ -400,20 +400,6 @@ def test_tokens_of_a_picture_are_picked(pictured_tab, pictured):
     assert "“<|vision_end|>” looks at: the picture" in tab.text("#looks-at")
 
 
-def test_hands_turn_by_time_row_or_column(pictured_tab, pictured):
-    tab, held = pictured_tab, pictured[0]
-    attention, at, asks = held["attention"], places(held), held["about"]["n_prompt"] - 1
-    tab.slide("asks", asks)
-    tab.slide("key", at[67])  # row 5, column 7
-    for pair, axis in enumerate(attention["axes"]):
-        tab.slide("pair", pair)
-        assert tab.text("#pair-is").endswith(f" by {('time', 'row', 'column')[axis]}")
-        positions = at[0] + 12 + asks - at[-1] - 1, at[0] + (0, 5, 7)[axis]
-        degrees = re.findall(r" by (-?[\d.]+)°", tab.text("#hands-say"))
-        expected = [10000 ** (-pair / 8) * each for each in (*positions, positions[0] - positions[1])]
-        assert [*map(float, degrees)] == pytest.approx(np.degrees(expected), abs=0.06)
-
-
 # ---- All pages -------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("kind", ["plain", "hybrid", "pictured"])

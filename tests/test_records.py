@@ -15,7 +15,6 @@ from qwen3_lib.app import records
 from qwen3_lib.app.openai import CHAT
 from qwen3_lib.app.records import JobSettings, answer_row, id_of, open_source, parsed_row, refused_row, result_of
 from qwen3_lib.io.errors import InputError
-from tokenizer_utils import AnswerReader, check_message
 
 BEES = "How do bees find home?"
 TOOLS = [{"type": "function", "function": {"name": "look", "description": "Look.", "parameters": {}}}]
@@ -226,19 +225,6 @@ def test_a_result_says_nothing_that_depends_on_what_else_runs(demo):
     asked = {"messages": BEES, "max_new_tokens": 3, "temperature": 0, "cache": demo.engine.new_cache(demo.config)}
     one, other = (answer_row(qwen3.chat(demo, **asked).finish(), 3, "a", False) for _ in range(2))
     assert one == other  # the second one found its prompt in the cache
-
-
-def test_openai_tool_calls(demo):
-    """As OpenAI's client reads them: arguments as text, no content."""
-    completion = qwen3.chat(demo, BEES, max_new_tokens=1).finish()
-    completion.reader = AnswerReader()
-    completion.reader.push('<tool_call>\n{"name": "look", "arguments": {"a": "蜜"}}\n</tool_call>')
-    [choice] = answer_row(completion, 3, "r-1", openai=True)["response"]["body"]["choices"]
-    [call] = choice["message"]["tool_calls"]
-    assert call["type"] == "function" and call["function"]["name"] == "look" and call["id"]
-    assert json.loads(call["function"]["arguments"]) == {"a": "蜜"}
-    assert choice["finish_reason"] == "tool_calls" and choice["message"]["content"] is None
-    check_message(choice["message"], "the answer")  # fits into the next request
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------

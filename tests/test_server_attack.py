@@ -53,7 +53,7 @@ def alone(model, fields, extra):
     return answer.answer.content, answer.answer.reasoning or "", [entry.logprob for entry in answer.logprobs]
 
 
-async def answered(client, fields, extra, stream, leave=False):
+async def answered(client, fields, extra, stream, leave):
     """What `alone` returns, from a server; None if the client leaves after the first text of a stream."""
     if not stream:
         got = (await client.chat.completions.create(model="m", extra_body=extra, **fields)).choices[0]

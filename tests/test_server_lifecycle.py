@@ -19,21 +19,10 @@ import qwen3_server
 from configs import ROOT
 from helpers import WEATHER, assert_one_line, message_of
 from qwen3_lib.app.openai import Refusal
-from qwen3_lib.generation.batch import Batch
 from serving import FRANCE, PARIS, Served, endless, openai, received, started, streamed, until, web
 from qwen3_lib.server import rendering, vetting
 from qwen3_lib.server.rendering import Renderer
 from tokenizer_utils import Tokenizer
-
-
-def test_a_conversation_is_found_again_after_others_used_its_slot(demo):
-    first = [{"role": "system", "content": "word " * 50}, *FRANCE]
-    talk = [*FRANCE, {"role": "assistant", "content": PARIS}, {"role": "user", "content": "And of Peru?"}]
-    with Served(demo, slots=1) as served:
-        client = served.client()
-        for messages in (first, talk, first):
-            again = client.chat.completions.create(model="m", messages=messages)
-    assert again.usage.prompt_tokens_details.cached_tokens == again.usage.prompt_tokens - 1
 
 
 def test_a_salt_hides_what_others_have_asked(demo):
@@ -105,16 +94,6 @@ def test_the_queue_and_the_time_are_limited(demo):
             assert second.recv(100).startswith(b"HTTP/1.1 504 ")
             assert b"[DONE]" not in received(first, b'"timeout"')
         served.idle()
-
-
-def test_a_short_prompt_does_not_wait_for_a_long_one(demo):
-    """Its first token comes within two passes, though the long prompt takes dozens."""
-    batch = Batch(demo, 2, 4000)
-    batch.add("long", demo.tokenizer.encode("a b c d e f g h " * 150), max_new_tokens=1)
-    batch.step()
-    short = batch.add("short", demo.tokenizer.encode("The capital of"), max_new_tokens=2)
-    batch.step()
-    assert len(short.token_ids) == 1
 
 
 KEYS = {"Bearer secret": 200, "bearer secret": 200, "BEARER  secret": 200, None: 401, "": 401, "Bearer": 401,

@@ -213,34 +213,6 @@ def test_calls_in_xml_of_strict_tools_fit(newer, text, fits):
 
 # ---- Answers that fit ------------------------------------------------------------------------------------------------
 
-def test_a_form_is_filled_in(client):
-    import pydantic
-
-    class Country(pydantic.BaseModel):
-        capital: str = pydantic.Field(json_schema_extra={"enum": FORM["properties"]["capital"]["enum"]})
-        continent: str = pydantic.Field(json_schema_extra={"enum": FORM["properties"]["continent"]["enum"]})
-
-    for effort in ("none", "high"):
-        parsed = client.chat.completions.parse(model="m", messages=FRANCE, response_format=Country,
-                                               reasoning_effort=effort).choices[0].message
-        assert parsed.parsed == Country(capital="Paris", continent="Europe")
-        assert (getattr(parsed, "reasoning_content", None) is None) == (effort == "none")
-
-
-def test_tools_and_schemas_of_nested_classes_end(client):
-    """$ref in a tool's parameters, objects that don't forbid further properties, and strings that the field limits."""
-    import pydantic
-    place = pydantic.create_model("Place", name=str)
-    route = pydantic.create_model("Route", start=place, end=place)
-    same = {"model": "m", "messages": FRANCE, "extra_body": {"max_string": 9}}
-    call = client.chat.completions.create(tool_choice="required", tools=[openai.pydantic_function_tool(route)], **same)
-    form = {"type": "json_schema", "json_schema": {"name": "x", "schema": route.model_json_schema()}}
-    for text in (call.choices[0].message.tool_calls[0].function.arguments,
-                 client.chat.completions.create(response_format=form, **same).choices[0].message.content):
-        filled = route.model_validate_json(text)
-        assert max(len(filled.start.name), len(filled.end.name)) <= 9
-
-
 # ---- Plain text, tokens, vectors -------------------------------------------------------------------------------------
 
 def test_plain_text(client, demo):

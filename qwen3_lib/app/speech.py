@@ -149,22 +149,30 @@ def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output 
                     page.write(event)
                 continue
             bar.update(event.end - event.start)
-            if event.finish_reason != "stop":
-                what = "it goes round in circles" if event.finish_reason == "loop" else "raise --max-tokens for more"
+            if not streams:  # else after the text, which may stand on the same terminal
                 bar.clear()
-                note(f"From {clock(event.start)} to {clock(event.end)}: the text was ended after "
-                     f"{counted(event.n_tokens, 'token')}: {what}.")
+                tell_cut(event)
             if output is not None:
                 output.parts.append(event)
                 output.write()
     if streams:
         page.end()
+        for part in transcript.heard:
+            tell_cut(part)
     elif output is not None:
         output.write()  # if there was nothing to hear any more
     else:
         print_json(as_object(transcript.heard))
     if args.stats:
         note(statistics_of(transcript, before, time.perf_counter() - began))
+
+
+def tell_cut(part: Part) -> None:
+    """Says on stderr if a part's text was cut off."""
+    if part.finish_reason != "stop":
+        what = "it goes round in circles" if part.finish_reason == "loop" else "raise --max-tokens for more"
+        note(f"From {clock(part.start)} to {clock(part.end)}: the text was ended after "
+             f"{counted(part.n_tokens, 'token')}: {what}.")
 
 
 def statistics_of(transcript: Transcript, before: float, seconds: float) -> str:

@@ -61,14 +61,9 @@ def open_sound(source: Any) -> Recording:
     elif isinstance(source, str | Path | bytes):
         if not isinstance(source, bytes) and not os.path.isfile(source):
             raise InputError(f"{where or repr('')}: {'is a folder' if os.path.isdir(source) else 'no such file'}")
-        with contextlib.ExitStack() as opened:
-            try:
-                file: Any = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
-            except OSError as error:
-                raise InputError(f"{where}: cannot be read: {error.strerror}") from error
-            opened.enter_context(file)
-            sound = read_wav(file, where) or read_other(file, source, where)
-            sound.blocks = closed_after(sound.blocks, opened.pop_all())
+        with library_errors(f"{where}: cannot be read"):
+            file: Any = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
+        sound = read_wav(file, where) or read_other(file, source, where)
     else:
         raise InputError(f"a sound must be a path, bytes, or (samples, rate), not {brief(repr(source), 80)}")
     if sound.seconds == 0:
@@ -76,11 +71,6 @@ def open_sound(source: Any) -> Recording:
     if sound.rate not in RATES:
         raise InputError(f"{where}: {sound.rate:,} samples a second; {RATES[0]:,} to {RATES[-1]:,} can be read")
     return sound if sound.rate == RATE else resampled(sound, where)
-
-
-def closed_after(blocks: Iterator[np.ndarray], opened: contextlib.ExitStack) -> Iterator[np.ndarray]:
-    with opened:
-        yield from blocks
 
 
 def mono(numbers: np.ndarray) -> np.ndarray:
@@ -121,13 +111,14 @@ def read_wav(file: BinaryIO, where: str) -> Recording | None:
     (kind, one), n = WAV_NUMBERS[encoding, bits], length // width
 
     def blocks() -> Iterator[np.ndarray]:
-        for start in range(0, n, BLOCK_FRAMES):
-            file.seek(place + start * width)
-            data = file.read(min(BLOCK_FRAMES, n - start) * width)
-            if bits == 24:  # as the upper bytes of 32
-                data = np.pad(np.frombuffer(data, np.uint8).reshape(-1, 3), ((0, 0), (1, 0))).tobytes()
-            numbers = np.frombuffer(data, kind).reshape(-1, channels)
-            yield mono((numbers - float(one * (bits == 8))) / one)
+        with file:
+            file.seek(place)
+            for start in range(0, n, BLOCK_FRAMES):
+                data = file.read(min(BLOCK_FRAMES, n - start) * width)
+                if bits == 24:  # as the upper bytes of 32
+                    data = np.pad(np.frombuffer(data, np.uint8).reshape(-1, 3), ((0, 0), (1, 0))).tobytes()
+                numbers = np.frombuffer(data, kind).reshape(-1, channels)
+                yield mono((numbers - float(one * (bits == 8))) / one)
 
     return Recording(blocks(), rate, n / rate)
 

@@ -145,16 +145,6 @@ def test_undo_and_history(demo):
     assert handled(chat, "What is my name?") == "Your name is Mia."
 
 
-def test_an_undone_conversation_is_not_kept(demo, tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    monkeypatch.delenv("QWEN3_HISTORY")
-    chat, file = new_chat(demo, enable_thinking=False), tmp_path / "qwen3/last.json"
-    for line, kept in (("/system Be brief.", False), (PERU, True), ("/undo", False), (PERU, True), ("/clear", True)):
-        handled(chat, line)
-        chat.keep()
-        assert file.is_file() == kept and (chat.kept_in is not None) == kept
-
-
 @pytest.mark.parametrize("hide, left", [(True, ""), (False, "ua")])
 def test_ctrl_c_in_a_thought_that_nobody_sees_takes_the_message_back(demo, monkeypatch, hide, left):
     chat = new_chat(demo, hide_thinking=hide, enable_thinking=True)

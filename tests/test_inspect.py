@@ -380,18 +380,6 @@ def test_a_long_prompt_is_refused_by_the_size_of_the_page(demo):
     assert 30 < int(re.search(r"than the (\d+) positions", message)[1]) < 100
 
 
-def test_as_many_pairs_of_dimensions_as_there_is_room_for(demo):
-    """All for 300 tokens of the bundled model; fewer in a long text of a large one, but the first and the last."""
-    large = replace(demo.config, num_hidden_layers=28, num_attention_heads=16, num_key_value_heads=8, head_dim=128,
-                    rope_dim=128)
-    for config, n, least, most in ((demo.config, 300, 32, 32), (large, 40, 64, 64), (large, 96, 9, 63),
-                                   (large, 130, 8, 8)):
-        pairs = panels.pairs_with_room(config, n)
-        assert least <= len(pairs) <= most and pairs[0] == 0 and pairs[-1] == config.head_dim // 2 - 1
-        assert (np.diff(pairs) > 0).all() and np.ptp(np.diff(pairs)) <= 1
-        assert len(pairs) == 8 or panels.characters(config, n, len(pairs)) <= panels.PAGE_ROOM
-
-
 # ---- The file --------------------------------------------------------------------------------------------------------
 
 def test_the_file_runs_only_its_own_program_and_loads_nothing(found):

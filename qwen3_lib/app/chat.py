@@ -217,9 +217,6 @@ class Chat:
             raise InputError("there is nothing to take back")
         undone, self.messages = self.earlier.pop() if self.earlier else \
             (as_text(self.messages[asked[-1]]["content"]), self.messages[:asked[-1]])
-        if self.messages == self.system_messages() and self.kept_in is not None:  # nothing is left to continue
-            self.kept_in.unlink(missing_ok=True)
-            self.kept, self.kept_in = self.messages, None
         now = "is empty" if self.messages == self.system_messages() else \
             f"ends with: {brief(as_text(self.messages[-1].get('content')), 60)}"
         remark(f"(undone: {brief(undone, 60)} | the conversation {now})")

@@ -85,7 +85,7 @@ __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sam
 # ---- Weights: as they lie in the file, or packed ---------------------------------------------------------------------
 
 def load_weights(folder: Folder, config: Config, quantize: str | None = None, threads: int | None = None,
-                 activations: str = "f32") -> Weights:
+                 activations: str = "bf16") -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
 
     With activations "bf16", vectors are rounded to bf16 before they are multiplied with a matrix of BF16.
@@ -331,12 +331,12 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
         checked_whole("threads", threads, 1)
 
     def for_model(folder: Folder, config: Config) -> Engine:
-        rounds = activations == "bf16" or activations is None and (bool(quantize) or stays_packed(folder))
+        rounds = activations == "bf16" or activations is None and (bool(quantize) or is_rounded(folder))
         dtype = kv_dtype or ("bf16" if rounds else "f16")
         overflow = {"overflow": f"a key or value is probably too large for the {dtype} cache, which holds numbers up "
                                 f"to {LARGEST_CACHED[dtype]}: try --kv-dtype bf16"} if dtype in LARGEST_CACHED else {}
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
-        load = partial(load_weights, quantize=quantize, threads=threads, activations=activations or "f32")
+        load = partial(load_weights, quantize=quantize, threads=threads, activations=activations or "bf16")
         new_cache = (HYBRID_CACHES if isinstance(config, HybridConfig) else CACHES)[cached]
         return Engine(load, new_cache, logits_of, hidden_states, guess=guess, drafts=True,
                       rows=lambda model, name, token_ids: matrix_rows(
@@ -345,10 +345,10 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     return for_model
 
 
-def stays_packed(folder: Folder) -> bool:
-    """Whether matrices of a model's files stay in packed formats."""
+def is_rounded(folder: Folder) -> bool:
+    """Whether a model's files have matrices of bf16, or some that stay packed: vectors are rounded for both."""
     return isinstance(folder, Quantized) or any(
-        isinstance(tensor, PackedTensor) and is_packed(forms_of(name, tensor, None)[-1])
+        len(tensor.shape) == 2 and ((form := forms_of(name, tensor, None)[-1]) == BF16 or is_packed(form))
         for name, tensor in folder.stored().items())
 
 
@@ -358,9 +358,9 @@ def load_model(name: str | Path, quantize: str | None = None, threads: int | Non
     """The namesake of qwen3.load_model.
 
     quantize: None (weights stay as in the file), "int8" or "int4"; threads: None takes all available CPUs;
-    kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values; activations: "f32", or "bf16", to
-    which vectors are rounded before they are multiplied with a matrix of bf16, or with keys and values of bf16, which
-    are then the default. None rounds them for keys and values only, and only if the weights are packed.
+    kv_dtype: "f16", "bf16", "f32" or "int8", the number format of keys and values; activations: "bf16", to which
+    vectors are rounded before they are multiplied with a matrix of bf16, or with keys and values of bf16, or "f32". By
+    default they are rounded, and keys and values are bf16, if the weights are bf16 or packed.
     """
     return qwen3.load_model(name, engine(quantize, threads, kv_dtype, activations), offline, tokenizer, adapter)
 

@@ -58,7 +58,11 @@ def ratios_table(machines: list[dict]) -> str:
     works = [work for work in machines[0]["speeds"] if all(work in m["speeds"] for m in machines)]
     lines = [["", *works, "beside"]]
     for m in machines:
-        cells = [[m["speeds"].get(work, {}).get(name, {}) for name in ("bf16", "int8", "int4")] for work in works]
+        cells = []
+        for work in works:
+            found = m["speeds"].get(work, {})  # activations of bf16 are the default now
+            cells.append([found.get("bf16, activations too", found.get("bf16", {})), found.get("int8", {}),
+                          found.get("int4", {})])
         peers = dict.fromkeys(name for three in cells for engines in three for name in engines if name != OURS)
         ratios = [" / ".join(map(ratio, three)) for three in cells]
         lines.append([f"{m['machine']}, {m['date']}", *ratios, ", ".join(peers)])

@@ -228,9 +228,9 @@ def open_engine(name: str, path: Path, folder: Path, threads: int, capacity: int
         return OpenVinoEngine(peer_file(path, folder, name), threads)
     if file := ENTRIES[name].file:
         return NumbaEngine(peer_file(path, folder, file), None, threads, capacity)
-    if name == "bf16-rounded":
-        return NumbaEngine(path, None, threads, capacity, "bf16")
-    return NumbaEngine(path, None if name == "bf16" else name, threads, capacity)
+    if name.startswith("bf16"):
+        return NumbaEngine(path, None, threads, capacity, "bf16" if name == "bf16-rounded" else "f32")
+    return NumbaEngine(path, name, threads, capacity)
 
 
 def peer_file(path: Path, folder: Path, name: str, words: bool = False) -> Path:

@@ -135,10 +135,11 @@ def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, 
 def load_model(path, quantize: str | None, threads: int, kv_dtype: str | None) -> qwen3.Model:
     """fast.load_model; with "q5_1", "q4_1" or "q4_0", all matrices of a Qwen3 are as if published in that form.
 
-    With "rounded", the activations are bf16.
+    With None, the activations are float32; with "rounded", bf16.
     """
-    if quantize == "rounded":
-        return fast.load_model(path, None, threads, kv_dtype, tokenizer=False, activations="bf16")
+    if quantize in (None, "rounded"):
+        return fast.load_model(path, None, threads, kv_dtype, tokenizer=False,
+                               activations="f32" if quantize is None else "bf16")
     form, real = FORMATS.get(quantize), Checkpoint.tensors
     if form not in (Q5_1, Q4_1, Q4_0):
         return fast.load_model(path, quantize, threads, kv_dtype, tokenizer=False)

@@ -206,13 +206,14 @@ def test_thoughts_stop_texts_and_notes(capfd):
                         r"NumPy float32\n", err)
 
 
+ROUNDED = "numba bf16, activations bf16"
 SLOW = "NumPy float32 (at least twice as fast with numba: pip install numba)"
 
 
 @pytest.mark.parametrize("options, large, numba, said", [
-    ("", False, True, "NumPy float32"), ("", True, True, "numba bf16"), ("--no-fast", True, True, "NumPy float32"),
-    ("--fast", False, True, "numba bf16"), ("--kv-dtype bf16", False, True, "numba bf16"),
-    ("--activations bf16", False, True, "numba bf16, activations bf16"),
+    ("", False, True, "NumPy float32"), ("", True, True, ROUNDED), ("--no-fast", True, True, "NumPy float32"),
+    ("--fast", False, True, ROUNDED), ("--kv-dtype bf16", False, True, ROUNDED),
+    ("--activations f32", False, True, "numba bf16"),
     ("", True, False, SLOW), ("", False, False, "NumPy float32"), ("--no-fast", True, False, SLOW)])
 def test_large_models_take_the_fast_engine_where_numba_is(capfd, monkeypatch, options, large, numba, said):
     for room in (app_options, terminal):

@@ -139,8 +139,9 @@ def test_saved_prompts_of_each_engine(tmp_path):
     save_quantized(fast.load_model(ROOT / "demo", "int8"), tmp_path / "packed", "int8")
     models = {"numpy": qwen3.load_model(ROOT / "demo"), "saved": fast.load_model(tmp_path / "packed")} | {
         name: fast.load_model(ROOT / "demo", **options) for name, options in {
-            "f16": {}, "kv int8": {"kv_dtype": "int8"}, "int8": {"quantize": "int8"}, "bf16": {"kv_dtype": "bf16"},
-            "rounded": {"activations": "bf16"}, "exact": {"quantize": "int8", "activations": "f32"}}.items()}
+            "f16": {"activations": "f32"}, "kv int8": {"kv_dtype": "int8"}, "int8": {"quantize": "int8"},
+            "bf16": {"kv_dtype": "bf16", "activations": "f32"},
+            "rounded": {}, "exact": {"quantize": "int8", "activations": "f32"}}.items()}
     ids = random_ids(30)
     for name, model in models.items():
         cache = model.engine.new_cache(model.config)

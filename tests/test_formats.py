@@ -18,7 +18,7 @@ from qwen3_lib.app.files import fingerprint
 from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import PackedTensor, rows_of, to_bfloat16
-from qwen3_lib.kernels.layout import BF16, INT8, Q4_0, Q4_1, Q5_1, WEIGHT
+from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q5_1, ROUNDED, WEIGHT
 from test_qwen3_moe import MOE
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -73,7 +73,7 @@ def test_packed_from_the_layout(tmp_path, case):
             assert form == INT8 and is_nearest_int8(found, values), name
         else:
             nearest = (to_bfloat16(values).astype(np.uint32) << 16).view(np.float32)
-            assert form == BF16 and np.array_equal(found, nearest), name
+            assert form == ROUNDED and np.array_equal(found, nearest), name
 
 
 def test_fp8_bytes_are_those_of_torch():

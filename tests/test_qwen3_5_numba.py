@@ -29,7 +29,7 @@ def make(config, path, dtype="float32"):
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_logits(name, dtype, kv_dtype, limit, tmp_path):
     path = make(HYBRIDS[name], tmp_path, dtype)
-    oracle, model = qwen3.load_model(path), fast.load_model(path, kv_dtype=kv_dtype)
+    oracle, model = qwen3.load_model(path), fast.load_model(path, kv_dtype=kv_dtype, activations="f32")
     ids = random_ids(130, 1, oracle.config.vocab_size)
     assert distance(logits_of(model, ids), logits_of(oracle, ids)) < limit
 
@@ -54,7 +54,7 @@ def test_a_matrix_of_float32_beside_one_of_bfloat16(tmp_path):
                for name, tensor in qwen3.Folder(path, qwen3_5.MODEL_TYPES).stored().items()}
     write_tensors(path / "model.safetensors", tensors_of(path) | {
         name: ("float32", values * np.float32(1.001)) for name, values in numbers.items() if "in_proj_a" in name})
-    ids, model = random_ids(40, 1, 320), fast.load_model(path, kv_dtype="f32")
+    ids, model = random_ids(40, 1, 320), fast.load_model(path, kv_dtype="f32", activations="f32")
     assert distance(logits_of(model, ids), logits_of(qwen3.load_model(path), ids)) < 1e-5
 
 

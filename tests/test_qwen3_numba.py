@@ -39,7 +39,7 @@ def test_logits(name, tmp_path):
     ids = np.random.default_rng(0).integers(0, oracle.config.vocab_size, 90)
     expected = logits_of(oracle, ids)
     for quantize, limit in ((None, 1e-3), ("int8", 0.05), ("int4", 0.5)):
-        model = fast.load_model(path, quantize)
+        model = fast.load_model(path, quantize, activations="f32")
         logits = logits_of(model, ids)
         assert distance(logits, expected) < limit
 
@@ -54,7 +54,7 @@ def test_a_matrix_of_another_dtype(odd, tmp_path):
     header[odd]["dtype"] = "F16"  # as large as bfloat16
     half = qwen3.to_float32(tensor_of(path, odd)).astype(np.float16).tobytes()
     write_file(path / "model.safetensors", header, data[:begin] + half + data[end:])
-    oracle, model, ids = qwen3.load_model(path), fast.load_model(path, kv_dtype="f32"), np.arange(40)
+    oracle, model, ids = qwen3.load_model(path), fast.load_model(path, kv_dtype="f32", activations="f32"), np.arange(40)
     expected = logits_of(oracle, ids)
     assert distance(logits_of(model, ids), expected) < 1e-5
 
@@ -107,7 +107,7 @@ def test_matrices_of_several_formats_after_one_norm(config, tmp_path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(Checkpoint, "tensors", tensors)
-        model = fast.load_model(path, kv_dtype="f32")
+        model = fast.load_model(path, kv_dtype="f32", activations="f32")
     assert {FORMATS[form.lower()] for form in MIXED.values()} <= {
         int(weight[0].form) for weight in model.weights.matrices.values()}
     assert_like_numpy(model, monkeypatch)
@@ -127,8 +127,8 @@ def test_activations_of_bf16(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("quantize, options, cached", [
-    (None, {}, "f16"), ("int8", {}, "bf16, activations too"), ("int4", {}, "bf16, activations too"),
-    (None, {"activations": "bf16"}, "bf16, activations too"), ("int8", {"activations": "f32"}, "f16"),
+    (None, {}, "bf16, activations too"), ("int8", {}, "bf16, activations too"), ("int4", {}, "bf16, activations too"),
+    (None, {"activations": "f32"}, "f16"), ("int8", {"activations": "f32"}, "f16"),
     ("int8", {"kv_dtype": "f16"}, "f16"), ("int8", {"kv_dtype": "bf16"}, "bf16, activations too")])
 def test_attention_in_quantized_models(quantize, options, cached, tmp_path):
     """Attention in a model with packed weights rounds to bf16 by default, also in a folder of --save-quantized."""
@@ -168,7 +168,7 @@ def test_caches(name, kv_dtype, limit, tmp_path):
     """Long enough for several parts of the attention, in pieces that take each way to it."""
     config, dtype, shards = CASES[name]
     path = make_random_model(config | {"max_position_embeddings": 1000}, tmp_path, dtype, shards)
-    oracle, model = qwen3.load_model(path), fast.load_model(path, kv_dtype=kv_dtype)
+    oracle, model = qwen3.load_model(path), fast.load_model(path, kv_dtype=kv_dtype, activations="f32")
     ids = np.random.default_rng(0).integers(0, oracle.config.vocab_size, 600)
     expected = logits_of(oracle, ids)
     cache, ends = model.engine.new_cache(model.config), [0, 500, 501, 502, 508, 580, 600]
@@ -234,7 +234,7 @@ def test_a_cache_that_overflows_says_so(tensor, kv_dtype, factor, works, tmp_pat
     path, name = make_random_model(BASE, tmp_path / "model", "float32"), f"model.layers.1.{tensor}.weight"
     weight = np.array(tensor_of(path, name).data)
     with_tensors(path / "model.safetensors", {name: weight * np.float32(factor)})
-    model = fast.load_model(path, kv_dtype=kv_dtype)
+    model = fast.load_model(path, kv_dtype=kv_dtype, activations="f32")
     for prompt in ([1, 2, 3], list(range(40))):
         if works:
             assert len(list(qwen3.generate(model, prompt, 4, temperature=0, eos_token_ids=()))) == 4

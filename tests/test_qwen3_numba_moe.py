@@ -41,7 +41,7 @@ def test_logits(case, tmp_path):
     ids = random_ids(70)
     expected = logits_of(qwen3.load_model(path), ids)
     for threads in (1, 3):
-        model = fast.load_model(path, threads=threads, kv_dtype="f32")
+        model = fast.load_model(path, threads=threads, kv_dtype="f32", activations="f32")
         assert distance(logits_of(model, ids), expected) < 1e-5
 
 
@@ -64,7 +64,7 @@ def test_a_router_with_large_logits(tmp_path):
     name = "model.layers.0.mlp.gate.weight"
     with_tensors(path / "model.safetensors", {name: 300 * np.array(tensor_of(path, name).data)})
     ids = random_ids(40)
-    model = fast.load_model(path, kv_dtype="f32")
+    model = fast.load_model(path, kv_dtype="f32", activations="f32")
     assert distance(logits_of(model, ids), logits_of(qwen3.load_model(path), ids)) < 1e-3
 
 
@@ -74,7 +74,7 @@ def test_equal_experts_are_chosen_in_their_order(tmp_path):
     with_tensors(path / "model.safetensors", {"model.layers.0.mlp.gate.weight": 0 * router})
     ids = random_ids(20)
     expected = logits_of(qwen3.load_model(path), ids)
-    assert distance(logits_of(fast.load_model(path, kv_dtype="f32"), ids), expected) < 1e-5
+    assert distance(logits_of(fast.load_model(path, kv_dtype="f32", activations="f32"), ids), expected) < 1e-5
 
 
 def test_only_chosen_experts_count(tmp_path, monkeypatch):
@@ -90,7 +90,7 @@ def test_only_chosen_experts_count(tmp_path, monkeypatch):
     with_tensors(path / "model.safetensors", {
         f"model.layers.{i}.mlp.experts.{e}.up_proj.weight": np.full((24, 32), np.nan)
         for i, some in enumerate(chosen) for e in {*range(8)} - {*some}})
-    assert distance(logits_of(fast.load_model(path, kv_dtype="f32"), ids), expected) < 1e-5
+    assert distance(logits_of(fast.load_model(path, kv_dtype="f32", activations="f32"), ids), expected) < 1e-5
 
 
 # ---- The kernels' steps ----------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ ENTRIES = {
     "llama-q4_k_m": Entry("llama.cpp", "Q4_K_M", 5.33 / 8, 2, LLAMA),
     "llama-q5_k_m": Entry("llama.cpp", "Q5_K_M", 5.9 / 8, 2, LLAMA, False),
     "llama-q6_k": Entry("llama.cpp", "Q6_K", 6.6 / 8, 2, LLAMA, False),
+    "torch-bf16": Entry("transformers + torch", "bf16", 2, 2, ("torch", "transformers"), False),
     "numpy": Entry("plain NumPy", "float32", 4, 4, ()),
     "torch": Entry("transformers + torch", "float32", 4, 4, ("torch", "transformers")),
 }

@@ -92,27 +92,27 @@ class NumpyEngine(NumbaEngine):
         self.cache = qwen3.KVCache(self.model.config, capacity)
 
 
-def torch_model(path: Path, threads: int, kind: str) -> tuple[Any, Any]:
-    """(torch.tensor, transformers' model of this class in float32)."""
+def torch_model(path: Path, threads: int, kind: str, dtype: str = "float32") -> tuple[Any, Any]:
+    """(torch.tensor, transformers' model of this class)."""
     import torch
     import transformers
     torch.set_grad_enabled(False)
     torch.set_num_threads(threads)
     transformers.utils.logging.disable_progress_bar()
-    return torch.tensor, getattr(transformers, kind).from_pretrained(path, dtype=torch.float32).eval()
+    return torch.tensor, getattr(transformers, kind).from_pretrained(path, dtype=dtype).eval()
 
 
 class TorchEngine(Engine):
-    def __init__(self, path: Path, threads: int):
+    def __init__(self, path: Path, threads: int, dtype: str):
         import transformers
-        self.tensor, self.model = torch_model(path, threads, "AutoModelForCausalLM")
-        self.new_cache = transformers.DynamicCache
+        self.tensor, self.model = torch_model(path, threads, "AutoModelForCausalLM", dtype)
+        self.new_cache, self.weight_bytes = transformers.DynamicCache, self.model.get_memory_footprint()
         self.truncate(0)
 
     def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
         logits = self.model(self.tensor([list(ids)]), past_key_values=self.cache, use_cache=True,
                             logits_to_keep=0 if all_logits else 1).logits
-        return logits[0].numpy()
+        return logits[0].float().numpy()
 
     def truncate(self, length: int) -> None:
         if length == 0:
@@ -222,8 +222,8 @@ def open_engine(name: str, path: Path, folder: Path, threads: int, capacity: int
         return LlamaEngine(peer_file(path, folder, name), threads, capacity, repack=repack)
     if name == "numpy":
         return NumpyEngine(path, capacity)
-    if name == "torch":
-        return TorchEngine(path, threads)
+    if name.startswith("torch"):
+        return TorchEngine(path, threads, "bfloat16" if name == "torch-bf16" else "float32")
     if name.startswith("openvino"):
         return OpenVinoEngine(peer_file(path, folder, name), threads)
     if file := ENTRIES[name].file:

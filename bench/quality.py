@@ -102,13 +102,14 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=4000, help="of text for the bundled model (default: %(default)s)")
     parser.add_argument("--random-tokens", type=int, default=64, help="for the random model (default: %(default)s)")
     parser.add_argument("--only", choices=TABLES, nargs="+", default=TABLES, help="which tables (default: all)")
+    parser.add_argument("--engines", choices=NAMES, nargs="+", default=NAMES, help="which rows (default: all)")
     args = harness.parsed(parser)
     if "demo" in args.only:
         texts, demo = conversations(args.tokens), argparse.Namespace(**vars(args) | {"model": ROOT / "demo"})
-        compare(demo, f"bundled model, {sum(map(len, texts))} tokens", NAMES, texts)
+        compare(demo, f"bundled model, {sum(map(len, texts))} tokens", args.engines, texts)
     ids, title = np.random.default_rng(0).integers(0, 4096, args.random_tokens).tolist(), "random 0.6B"
     if "random" in args.only:
-        compare(args, f"{title}, {len(ids)} tokens", NAMES, [ids])
+        compare(args, f"{title}, {len(ids)} tokens", args.engines, [ids])
     if "files" in args.only:
         compare(args, f"GGUF, {title}, {len(ids)} tokens", FILES, [ids], start_file)
 

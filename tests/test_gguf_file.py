@@ -42,7 +42,7 @@ KEYS = {"hidden_size": gguf.Keys.LLM.EMBEDDING_LENGTH, "intermediate_size": gguf
 
 
 ARCHITECTURES = gguf.MODEL_ARCH.QWEN3, gguf.MODEL_ARCH.QWEN3MOE  # whose dense layers are named as in the first one
-NAME_MAPS = [gguf.get_tensor_name_map(arch, 9) for arch in ARCHITECTURES]
+NAME_MAPS = [gguf.get_tensor_name_map(arch, 99) for arch in ARCHITECTURES]
 
 
 def gguf_name(name: str) -> str:

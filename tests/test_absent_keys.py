@@ -105,6 +105,8 @@ def test_each_absent_key_has_transformers_value(kind, tmp_path):
             continue
         if None in theirs.values():  # it reads it, and can't make a model
             continue
+        if path[-2:] == ("num_key_value_heads", None):  # here, null is as absent: then k_proj has another shape
+            continue
         (tmp_path / "config.json").write_text(json.dumps(changed))
         try:
             ours = read_here(tmp_path, theirs)

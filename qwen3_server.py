@@ -110,8 +110,9 @@ def listening(host: str, port: int) -> socket.socket:
     try:
         return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except (OSError, OverflowError, UnicodeError) as error:
-        raise InputError(f"cannot listen on port {port} of {brief(host)}: {getattr(error, 'strerror', None) or error}; "
-                         "--port takes another one, --host an address of this machine") from error
+        reason = str(getattr(error, "strerror", None) or error).partition(" (")[0].removesuffix(".")
+        raise InputError(f"cannot listen on port {port} of {brief(host)}: {reason}; --port takes another one, "
+                         "--host an address of this machine") from error
 
 
 def give_up() -> None:

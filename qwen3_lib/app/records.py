@@ -19,7 +19,7 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app.openai import (CHAT, REQUEST_OPTIONS, Door, GenerationRequest, Refusal, body_options, chat_choice,
                                   chat_request, known, object_of, reason_of, request_of, usage_of)
 from qwen3_lib.app.terminal import as_json, model_name
-from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, some
+from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, parse_json, some
 
 Row = dict[str, Any]
 Id = str | int | float
@@ -171,11 +171,9 @@ def parsed_row(row: bytes | Row, form: str = "json") -> Row:
     if isinstance(row, dict):
         return row
     try:
-        value = {"prompt": row.decode()} if form == "text" else json.loads(row.decode())
+        value = {"prompt": row.decode()} if form == "text" else parse_json(row.decode(), "the record")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"not valid JSON: {brief(error)}") from error
     if not isinstance(value, dict):
         raise InputError(f"expected a JSON object, found {type(value).__name__}")
     return value

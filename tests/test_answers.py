@@ -224,8 +224,7 @@ def test_the_tools_of_a_chat_give_arguments_in_xml_their_types(demo):
 
 @pytest.mark.parametrize("messages", [5, None, [], {}, ["Hello"], {"content": "Hello"},
                                       {"role": "usr", "content": "Hello"}, [{"role": "user"}],
-                                      {"role": "user", "content": 5},
-                                      {"role": "user", "tool_calls": [CALLED]},
+                                      {"role": "user", "content": 5}, {"role": "user", "tool_calls": [CALLED]},
                                       *({"role": "assistant", "content": "a", key: 5} for key in THOUGHTS),
                                       *({"role": "assistant", "tool_calls": calls} for calls in (
                                           5, [{"name": "f"}], [{"arguments": {}}], [CALLED | {"name": 5}]))])
@@ -473,15 +472,11 @@ PARSED = [{"name": "f", "arguments": {"a": 1}}]
 
 
 @pytest.mark.parametrize("text, opened, expected", [
-    ("", False, Answer(None, "")),
-    ("", True, Answer(None, "", [], True)),
-    ("<think>", False, Answer(None, "", [], True)),
-    ("Hi<|im_end|><|endoftext|>", False, Answer(None, "Hi")),
-    ("<|im_end|>Hi", False, Answer(None, "<|im_end|>Hi")),
-    ("\nHi \n", False, Answer(None, "\nHi \n")),
+    ("", False, Answer(None, "")), ("", True, Answer(None, "", [], True)),
+    ("<think>", False, Answer(None, "", [], True)), ("Hi<|im_end|><|endoftext|>", False, Answer(None, "Hi")),
+    ("<|im_end|>Hi", False, Answer(None, "<|im_end|>Hi")), ("\nHi \n", False, Answer(None, "\nHi \n")),
     ("<think>a\n</think>\n\nb</think>c", False, Answer("a", "b</think>c")),
-    (f"<think>\nhm\n{CALL}", False, Answer("hm", "", PARSED)),
-    (f"hm{CALL}<|im_end|>", True, Answer("hm", "", PARSED)),
+    (f"<think>\nhm\n{CALL}", False, Answer("hm", "", PARSED)), (f"hm{CALL}<|im_end|>", True, Answer("hm", "", PARSED)),
     ("hm<tool_call>{", True, Answer("hm", "<tool_call>{")),
     (f"Let me see. \n{CALL}\n{CALL} done", False, Answer(None, "Let me see.", PARSED * 2)),
     (f"{CALL}<tool_call>", False, Answer(None, f"{CALL}<tool_call>")),

@@ -20,8 +20,7 @@ import qwen3_numba
 import qwen3_server
 from configs import FORM, FRANCE, PARIS, ROOT
 from fuzzing import any_number, any_text
-from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run_main,
-                     start)
+from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run_main, start)
 from qwen3_lib.app import cli, terminal
 from qwen3_lib.app import options as app_options
 from qwen3_lib.generation.score import score

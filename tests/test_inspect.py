@@ -514,14 +514,11 @@ def test_command_with_pictures(tmp_path, capfd):
 
 
 @pytest.mark.parametrize("args, words", [
-    (["word " * 2000], ["the prompt has", "tokens", "--max-tokens", "positions"]),
-    ([" \n"], ["the prompt is empty"]),
+    (["word " * 2000], ["the prompt has", "tokens", "--max-tokens", "positions"]), ([" \n"], ["the prompt is empty"]),
     ([PROMPT, "--out", ROOT / "README.md"], ["README.md", "exists"]),
     ([PROMPT, "--out", "no folder/page.html"], ["no folder", "cannot be written"]),
-    ([PROMPT, "--top-p", 2], ["--top-p"]),
-    ([PROMPT, "--raw", "--think"], ["raw", "think"]),
-    ([PROMPT, "--model", "./nowhere"], ["nowhere"]),
-    ([], ["prompt"]),
+    ([PROMPT, "--top-p", 2], ["--top-p"]), ([PROMPT, "--raw", "--think"], ["raw", "think"]),
+    ([PROMPT, "--model", "./nowhere"], ["nowhere"]), ([], ["prompt"]),
     ([PROMPT, "--image", "shapes.png"], ["demo", "can't see"]),
     ([PROMPT, "--image", "missing.png", "--model", "./nowhere"], ["missing.png", "no such file"]),
     ([PROMPT, "--image", "shapes.png", "--raw"], ["raw", "--image"]),

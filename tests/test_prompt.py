@@ -278,10 +278,8 @@ def test_a_conversation_is_kept_however_the_program_ends(open_chat, endless, tmp
 # ---- with pipes -----------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("data, arguments, status, out", [
-    (f"\ufeff{PERU}\r\n\r\n  \n{SPAIN}", [], 0, f"{LIMA}\n{MADRID}\n"),
-    (f"/exit\n{SPAIN}\n", [PERU], 0, f"{LIMA}\n"),
-    (SPAIN, ["word " * 5000], 1, f"{MADRID}\n"),
-    (f"{PERU}\n\udcff caf\udce9\n{SPAIN}", [], 1, f"{LIMA}\n{MADRID}\n"),
+    (f"\ufeff{PERU}\r\n\r\n  \n{SPAIN}", [], 0, f"{LIMA}\n{MADRID}\n"), (f"/exit\n{SPAIN}\n", [PERU], 0, f"{LIMA}\n"),
+    (SPAIN, ["word " * 5000], 1, f"{MADRID}\n"), (f"{PERU}\n\udcff caf\udce9\n{SPAIN}", [], 1, f"{LIMA}\n{MADRID}\n"),
 ], ids=["lines", "prompt", "refused prompt", "no text"])
 def test_lines_from_a_pipe(start, tmp_path, data, arguments, status, out):
     with start("--model", DEMO, "--no-think", *arguments) as chat:
@@ -307,8 +305,7 @@ def test_while_an_answer_goes_through_a_pipe(start, endless, act):
 
 
 @pytest.mark.parametrize("text, messages", [
-    ("\ufeffone\r\ntwo", ["one", "two"]),
-    ('"""\n  one\n\ntwo "three"\n"""\nfour', ['  one\n\ntwo "three"', "four"]),
+    ("\ufeffone\r\ntwo", ["one", "two"]), ('"""\n  one\n\ntwo "three"\n"""\nfour', ['  one\n\ntwo "three"', "four"]),
     ('  """one\ntwo"""  \n"""three"""\n""""""', ["one\ntwo", "three", ""]),
     ("one \\\n\\\ntwo\nthree\\", ["one \n\ntwo", "three"]),
     ('"""/clear"""\n"""\n//x"""\n/clear', ["//clear", "///x", "/clear"]),  # with a slash more: not a command

@@ -169,14 +169,12 @@ def test_openai_requests(demo):
 @pytest.mark.parametrize("change, words", [
     ({"url": "/v1/embeddings"}, "/v1/embeddings"), ({"method": "GET"}, "GET"), ({"body": []}, "object"),
     ({"id": 5}, "id"), ({"body": {"n": 2}}, "n must be 1"), ({"body": {"stream": True}}, "stream false"),
-    ({"body": {"parallel_tool_calls": False}}, "parallel_tool_calls true"),
-    ({"body": {"logprobs": 5}}, "logprobs"),
+    ({"body": {"parallel_tool_calls": False}}, "parallel_tool_calls true"), ({"body": {"logprobs": 5}}, "logprobs"),
     ({"body": {"tool_choice": {"type": "function", "function": {"name": "look"}}}}, "tool_choice"),
     ({"body": {"reasoning_effort": "lots"}}, "reasoning_effort must be"),
     ({"body": {"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}}, "can't see"),
     ({"body": {"messages": [{"role": "user", "content": "x"}], "chat_template_kwargs": {"effort": 1}}},
-     "chat_template_kwargs must be"),
-    ({"body": {"temprature": 1}}, "did you mean temperature?")])
+     "chat_template_kwargs must be"), ({"body": {"temprature": 1}}, "did you mean temperature?")])
 def test_openai_requests_that_are_refused(demo, change, words):
     line = batch_line()
     line |= {key: line["body"] | value if key == "body" and value else value for key, value in change.items()}

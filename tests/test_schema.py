@@ -86,8 +86,7 @@ REF = {"$ref": "#/$defs/a"}
 
 
 @pytest.mark.parametrize("schema, fits, more", [
-    (A, {"a": 1}, {"a": 1, "x": 1}),
-    (A | {"additionalProperties": True}, {"a": 1, "x": 1}, None),
+    (A, {"a": 1}, {"a": 1, "x": 1}), (A | {"additionalProperties": True}, {"a": 1, "x": 1}, None),
     ({"type": "object"}, {"x": 1}, None),
     ({"type": "array", "items": {"anyOf": [A, B]}}, [{"a": 1}, {"b": 2}], [{"a": 1, "x": 1}]),
     ({"allOf": [REF], "$defs": {"a": A}}, {"a": 1}, {"a": 1, "x": 3}),

@@ -160,8 +160,7 @@ def malformed(rng):
         lambda: post(b"").replace(b"h: 0", b"h: " + rng.choice([b"-1", b"x", b"1e3", b"", b"9" * 40])),
         lambda: post(b"xyz\r\n" + noise, headers=b"Transfer-Encoding: chunked\r\n").replace(b"Content-Length", b"A"),
         lambda: b"%s / HTTP/1.1\r\nHost: localhost\r\n\r\n" % rng.choice([b"PUT", b"DELETE", b"BREW"]),
-        lambda: noise.replace(b"\n", b"") + b"\r\n\r\n", lambda: b"GET / HTTP/9.9\r\n\r\n",
-        lambda: b"GET /\r\n\r\n"])()
+        lambda: noise.replace(b"\n", b"") + b"\r\n\r\n", lambda: b"GET / HTTP/9.9\r\n\r\n", lambda: b"GET /\r\n\r\n"])()
 
 
 def test_malformed_requests(served, caplog):
@@ -240,8 +239,7 @@ HOSTILE = [  # path, body as JSON or bytes: the largest that are taken
     ("/v1/completions", {"prompt": [[5] * 4_000] * 100}), ("/v1/completions", {"prompt": [5] * 500_000}),
     ("/v1/completions", b"[" * 2**24), ("/v1/completions", b"[" + b"[]," * 5_500_000 + b"[]]"),
     ("/v1/completions", b'{"seed":' + b"1" * 10_000_000 + b"}"),
-    ("/v1/completions", b'"' + b"\\u0000" * 2_700_000 + b'"'),
-    ("/rerank", {"query": "a", "texts": ["a"] * 100_000}),
+    ("/v1/completions", b'"' + b"\\u0000" * 2_700_000 + b'"'), ("/rerank", {"query": "a", "texts": ["a"] * 100_000}),
     ("/v1/responses", {"input": [{"type": "function_call", "name": "f", "arguments": "{}"}] * 30_000})]
 
 

@@ -268,8 +268,7 @@ def test_signals_end_the_process_whatever_runs(seconds, grace, signals, status, 
 
 TEMPLATES = [  # from strangers
     "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}",
-    "{% set n = messages|length * 3000000000 %}{{ 'a' * n }}",
-    "{% for a in range(99999) %}{{ 'a' * 400 }}{% endfor %}",
+    "{% set n = messages|length * 3000000000 %}{{ 'a' * n }}", "{% for a in range(99999) %}{{ 'a' * 400 }}{% endfor %}",
     "{{ raise_exception('no') }}"]
 
 

@@ -284,8 +284,7 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/chat/completions", {"messages": FRANCE, "response_format": {"type": "regex", "pattern": "(?=a)b"}}, 400,
      "response_format", "look-around"),
     ("/v1/chat/completions", {"messages": FRANCE, "continue_final_message": True}, 400, "continue_final_message",
-     "last"),
-    ("/v1/chat/completions", {}, 400, None, "messages"),
+     "last"), ("/v1/chat/completions", {}, 400, None, "messages"),
     ("/v1/chat/completions", {"messages": 3}, 400, "messages", "messages"),
     ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "tool"}]}, 400, "messages", "message 1"),
     ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "assistant", "tool_calls": [
@@ -307,11 +306,9 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/completions", {"prompt": "x", "suffix": "y"}, 400, "suffix", "supported"),
     ("/v1/responses", {"input": [{"role": "user"}]}, 400, "input", "content"),
     ("/v1/responses", {"input": "x", "background": True}, 400, "background", "supported"),
-    ("/v1/completions", b"{", 400, None, "JSON"),
-    ("/v1/completions", b"3", 400, None, "object"),
+    ("/v1/completions", b"{", 400, None, "JSON"), ("/v1/completions", b"3", 400, None, "object"),
     ("/v1/completions", b"[" + b"1," * (2**19 + 1) + b"1]", 413, None, "524,289 commas"),
-    ("/v1/embeddings", {"input": "x"}, 400, None, "embedding"),
-    ("/v1/embeddings", {"input": 3}, 400, "input", "text"),
+    ("/v1/embeddings", {"input": "x"}, 400, None, "embedding"), ("/v1/embeddings", {"input": 3}, 400, "input", "text"),
     ("/v1/embeddings", {"input": [[1, 2]]}, 400, "input", "check_embedding_ctx_length"),
     ("/v1/embeddings", {"input": "x", "dimension": 2}, 400, "dimension", "dimensions"),
     ("/rerank", {"query": "x", "texts": ["a"]}, 400, None, "demo: not a reranker"),
@@ -356,8 +353,7 @@ CLIENTS = {  # what they send beside the question; none of it has an effect here
     "llama.cpp": {"cache_prompt": True, "n_predict": 1, "timings_per_token": True, "return_progress": True,
                   "reasoning_format": "deepseek", "typical_p": 1.0, "xtc_probability": 0, "xtc_threshold": 0.1,
                   "n_probs": 0, "dry_multiplier": 0, "dry_base": 1.75, "dry_allowed_length": 2, "mirostat": 0,
-                  "mirostat_tau": 5, "seed": -1, "backend_sampling": False},
-    "LM Studio": {"max_tokens": -1, "ttl": 60}}
+                  "mirostat_tau": 5, "seed": -1, "backend_sampling": False}, "LM Studio": {"max_tokens": -1, "ttl": 60}}
 
 
 @pytest.mark.parametrize("name", CLIENTS)

@@ -21,8 +21,7 @@ ABSENT = {  # names of Linux that Python doesn't have there
     "macOS": ["os.sched_getaffinity", "os.sched_setaffinity", "os.posix_fadvise", "mmap.MADV_HUGEPAGE"],
     "Windows": ["os.sched_getaffinity", "os.sched_setaffinity", "os.posix_fadvise", "os.fork", "os.register_at_fork",
                 "os.getuid", "os.sysconf", "mmap.MADV_DONTNEED", "mmap.MADV_HUGEPAGE", "signal.SIGHUP", "fcntl",
-                "termios",
-                "resource"]}
+                "termios", "resource"]}
 PROGRAM = """
 import importlib, os, pathlib, sys
 import subprocess, tempfile  # which use some of the names themselves

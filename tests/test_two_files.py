@@ -46,8 +46,7 @@ def folder(tmp_path_factory):
 def run(python, folder, *args) -> subprocess.CompletedProcess:
     clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "QWEN3_MODEL")}
     return subprocess.run([python, *args], cwd=folder, env=clean, stdin=subprocess.DEVNULL, capture_output=True,
-                          text=True,
-                          timeout=120)
+                          text=True, timeout=120)
 
 
 def answer(python, folder, *args) -> str:
@@ -96,8 +95,7 @@ def test_pipes(python, folder):
     done = run(python, folder, "qwen3.py", "--model", "model")
     assert done.returncode == 2 and "there is no prompt" in done.stderr
     done = subprocess.run([python, "qwen3.py", "--model", "model"], cwd=folder, capture_output=True, timeout=60,
-                          input=b"a\xff",
-                          env=os.environ | {"PYTHONIOENCODING": "utf-8"})
+                          input=b"a\xff", env=os.environ | {"PYTHONIOENCODING": "utf-8"})
     assert (done.returncode, done.stdout) == (1, b"")
     assert_one_line(done.stderr.decode(), "0xff")
 
@@ -215,8 +213,7 @@ def test_the_words_of_a_model_that_sees(python, folder, tmp_path, tied):
     {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
     {"rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 4.0}}},
     {"use_sliding_window": True}, {"architectures": ["Qwen3ForSequenceClassification"]},
-    {"head_dim": REMOVED}, {"tie_word_embeddings": False},
-    {"intermediate_size": 24}])
+    {"head_dim": REMOVED}, {"tie_word_embeddings": False}, {"intermediate_size": 24}])
 def test_what_two_files_do_not_compute_is_refused(tiny, tmp_path, monkeypatch, changes):
     folder = shutil.copytree(tiny, tmp_path / "model")
     monkeypatch.setattr(qwen3, "LIBRARY", tmp_path / "nowhere")

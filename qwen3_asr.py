@@ -8,8 +8,7 @@
 
 This file stands on qwen3.py, which you should read first. Read it from top to bottom:
 
-    config -> log-mel -> convolutions -> positions -> layers -> tower -> a sound's tokens -> prompt and answer -> loading
-    -> main
+    config -> log-mel -> convolutions -> positions -> layers -> tower -> tokens -> prompt and answer -> loading -> main
 
 How 2.5 seconds of sound become 33 tokens, with the sizes of Qwen3-ASR-0.6B:
 
@@ -47,7 +46,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if __name__ == "__main__" and find_spec("qwen3") is None:
     sys.exit("qwen3_asr.py: it needs qwen3.py and tokenizer_utils.py beside it")
@@ -173,8 +172,7 @@ def audio_tower(mel: np.ndarray, w: dict[str, Any], config: SoundConfig) -> np.n
 # Their ids are below 0, as a picture's are: ~id holds the sound's number and the token's place in it. So caches, which
 # compare ids, never take one sound for another, and know a sound that comes again.
 
-SOUND_NUMBERS = itertools.count(1)
-KEPT_SOUNDS = 4  # though no sequence holds them: 38 MB if each has 3 minutes, Qwen3-ASR-0.6B
+SOUND_NUMBERS, KEPT_SOUNDS = itertools.count(1), 4  # kept though no sequence holds them: 38 MB if each has 3 minutes
 
 
 @dataclass(frozen=True, eq=False)
@@ -364,9 +362,10 @@ def tokenizer_of(folder: Path) -> Tokenizer:
 
 media_of = Sounds
 MODEL_TYPES = {"qwen3_asr": replace(
-    QWEN3, architectures=("Qwen3ASRForConditionalGeneration",), text=("thinker_config", "text_config"),
-    tower=tuple(TOWER_NAMES), media="qwen3_asr", tokenizer=tokenizer_of,
-    names={"thinker.model.": "model.", "thinker.lm_head.": "lm_head.", "model.language_model.": "model."})}
+    QWEN3, architectures=("Qwen3ASRForConditionalGeneration", "Qwen3ASRForTokenClassification"),
+    text=("thinker_config", "text_config"), tower=tuple(TOWER_NAMES), media="qwen3_asr", tokenizer=tokenizer_of,
+    names={"thinker.model.": "model.", "thinker.lm_head.": "classes.", "model.language_model.": "model.",
+           "score.": "classes."})}  # a tied head is the embedding, and a forced aligner has classes in place of words
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------
@@ -385,16 +384,17 @@ def samples_in_wav(file: str) -> np.ndarray:
 
 
 def transcribe(model: Model, sound: Any, language: str | None = None, context: str | None = None,
-               **options: Any) -> Transcript:
+               words: Model | Literal[False] = False, **options: Any) -> Transcript:
     """The text of a sound: its file's path, the file's bytes, or (float32 [samples], how many a second).
 
     language: the one that is spoken, "English" or "en"; None: the model finds out
     context: words that the sound is likely to hold, names for example
+    words: a forced aligner, Qwen/Qwen3-ForcedAligner-0.6B, which tells when each word is said: `words` of each part
     options: max_tokens of a part, by default those of its sound and 64 more; longest_part in seconds; those of Sampling
     Raises InputError for what can't be read, and for a model that can't hear.
     """
     from qwen3_lib.generation.transcript import Transcript
-    return Transcript(model, sound, language, context, **options)
+    return Transcript(model, sound, language, context, words=words, **options)
 
 
 def chat(model: Model, prompt: str, language: str | None, context: str | None, system: str | None,

@@ -143,13 +143,14 @@ def seeing_hybrid(config: dict, tower: str) -> dict:
                      "tie_word_embeddings": config["tie_word_embeddings"],
                      "vision_config": tower_config(tower, config["hidden_size"])}
 
-SPEECH_TOKENS = {"<|audio_start|>": 4076, "<|audio_pad|>": 4077, "<|audio_end|>": 4078, "<asr_text>": 4079}
+SPEECH_TOKENS = {"<|audio_start|>": 4076, "<|audio_pad|>": 4077, "<|audio_end|>": 4078, "<asr_text>": 4079,
+                 "<timestamp>": 4080}
 # Qwen3-ASR at 1/8 of its widths: of the tower d_model, layers, heads, FFN; of the text model hidden size, FFN, heads.
 ASR_SIZES = {"0.6B": (112, 4, 2, 448, 128, 384, 2), "1.7B": (128, 5, 2, 512, 256, 768, 4)}
 
 
-def asr_config(size: str, native: bool = False) -> dict:
-    """A Qwen3-ASR as Qwen published it, or, `native`, as transformers has it."""
+def asr_config(size: str, native: bool = False, n_classes: int = 0) -> dict:
+    """A Qwen3-ASR as Qwen published it, or, `native`, as transformers has it; with classes, a Qwen3-ForcedAligner."""
     d, layers, heads, inner, hidden, ffn, text_heads = ASR_SIZES[size]
     audio = {"model_type": "qwen3_asr_encoder" if native else "qwen3_asr_audio_encoder", "num_mel_bins": 128,
              "d_model": d, "encoder_layers": layers, "encoder_attention_heads": heads, "encoder_ffn_dim": inner,
@@ -161,9 +162,13 @@ def asr_config(size: str, native: bool = False) -> dict:
             "rope_theta": 1000000, "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5],
                                                     "mrope_interleaved": True},
             "max_position_embeddings": 8192, "tie_word_embeddings": True}
+    text |= {"tie_word_embeddings": not n_classes}
     parts = {"audio_config": audio, "text_config": text, "audio_token_id": SPEECH_TOKENS["<|audio_pad|>"]}
     if native:
-        return {"architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr",
-                "tie_word_embeddings": True, "eos_token_id": [1, 2]} | parts
+        name = "TokenClassification" if n_classes else "ConditionalGeneration"
+        parts |= {"num_labels": n_classes} if n_classes else {}
+        return {"architectures": [f"Qwen3ASRFor{name}"], "model_type": "qwen3_asr", "eos_token_id": [1, 2],
+                "tie_word_embeddings": not n_classes} | parts
+    parts |= {"classify_num": n_classes} if n_classes else {}
     return {"architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr",
             "support_languages": ["English"], "thinker_config": {"model_type": "qwen3_asr"} | parts}

@@ -84,9 +84,12 @@ def hearing(shapes: dict, config: dict) -> dict[str, tuple[int, ...]]:
     """A Qwen3-ASR's tensors, as Qwen or transformers names them, from those of its language model."""
     if "thinker_config" in config:
         tower = audio_tower_shapes(config["thinker_config"]["audio_config"])
+        n = config["thinker_config"].get("classify_num")
+        shapes |= {"lm_head.weight": (n, shapes["model.norm.weight"][0])} if n else {}
         return {f"thinker.{name}": shape for name, shape in shapes.items()} | {
             f"thinker.audio_tower.{name}": shape for name, shape in tower.items()}
     tower = audio_tower_shapes(config["audio_config"])
+    shapes |= {"score.weight": (config["num_labels"], *shapes["model.norm.weight"])} if "num_labels" in config else {}
     return {name.replace("model.", "model.language_model.", 1): shape for name, shape in shapes.items()} | {
         (f"model.multi_modal_projector.linear_{name[4:]}" if name.startswith("proj") else f"model.audio_tower.{name}"):
         shape for name, shape in tower.items()}
@@ -132,7 +135,7 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     shapes, behind = source.kind.shapes(sizes), f"model.layers.{sizes.num_hidden_layers}."
     (out / "config.json").write_text(json.dumps(config, indent=2))
     scales = (HYBRID_SCALES if isinstance(sizes, HybridConfig) else {}) | dict(scales)
-    if config.get("tie_word_embeddings") or "thinker_config" in config:
+    if config.get("tie_word_embeddings") or config["model_type"] == "qwen3_asr":
         del shapes["lm_head.weight"]
     if "vision_config" in config:
         shapes = {name.replace("model.", "model.language_model.", 1): shape for name, shape in shapes.items()}

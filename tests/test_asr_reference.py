@@ -6,17 +6,19 @@ import numpy as np
 import pytest
 
 import qwen3
-from configs import ASR_SIZES, asr_config
+from configs import ASR_SIZES, SPEECH_TOKENS, asr_config
 from hearing import make_hearing, voice
 from qwen3 import gelu, map_safetensors
 from qwen3_asr import Hearing, audio_tower, language_and_text, log_mel, mel_filters, speech_prompt
+from qwen3_lib.generation.aligner import mark_classes, repaired, split_words, timed_words
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from test_reference import both_engines, load  # noqa: E402
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor  # noqa: E402
-from transformers.models.qwen3_asr.processing_qwen3_asr import _parse_single_output  # noqa: E402
+from transformers.models.qwen3_asr.processing_qwen3_asr import (  # noqa: E402
+    Qwen3ASRProcessor, _fix_timestamps, _parse_single_output)
 
 NATIVE = (("thinker.model.", "model.language_model."), ("thinker.lm_head.", "lm_head."), ("thinker.", "model."),
           ("model.audio_tower.proj1.", "model.multi_modal_projector.linear_1."),
@@ -30,17 +32,21 @@ def processed(samples):
     return {"input_features": found["input_features"].double(), "input_features_mask": found["attention_mask"]}
 
 
-def reference(path, size):
+def reference(path, size, n_classes=0):
     """transformers' model in float64, with the tensors of a folder of either layout."""
     tensors = {}
     for name, tensor in map_safetensors(path / "model.safetensors").items():
         for start, native in NATIVE:
             name = native + name.removeprefix(start) if name.startswith(start) else name
         tensors[name] = torch.tensor(tensor.data.astype(np.float64))
-    tensors["lm_head.weight"] = tensors["model.language_model.embed_tokens.weight"]
-    model = transformers.Qwen3ASRForConditionalGeneration(transformers.Qwen3ASRConfig(
-        **asr_config(size, native=True), attn_implementation="eager")).double().eval()
-    model.load_state_dict(tensors)
+    if n_classes:
+        kind, tensors["score.weight"] = (transformers.Qwen3ASRForTokenClassification,
+                                         tensors.pop("lm_head.weight", tensors.get("score.weight")))
+    else:
+        kind, tensors["lm_head.weight"] = (transformers.Qwen3ASRForConditionalGeneration,
+                                           tensors["model.language_model.embed_tokens.weight"])
+    model = kind(transformers.Qwen3ASRConfig(**asr_config(size, True, n_classes), attn_implementation="eager"))
+    model.double().eval().load_state_dict(tensors)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0, eos_token_id=None)
     return model
 
@@ -134,3 +140,49 @@ def test_models(both, engine, name, language, context):
 def test_answers(answer):
     expected = _parse_single_output(answer)
     assert language_and_text(answer) == (expected["language"] or "", expected["transcription"])
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Times of words
+# ----------------------------------------------------------------------------------------------------------------------
+
+TEXTS = {"English": "It's 12 o'clock, isn't it? — Yes: well-known e-mails, naïve cafés …",
+         "Chinese": "你好，Hello 世界 3.14！", "German": "Die Straße ist lang."}
+
+
+@both_engines
+@pytest.mark.parametrize("native", [False, True])
+@pytest.mark.parametrize("language", TEXTS)
+def test_classes_of_words(language, native, engine, tmp_path):
+    """Those of transformers' Qwen3ASRForTokenClassification, and the times that its processor makes of them."""
+    path = make_hearing(asr_config("0.6B", native, 60), tmp_path)
+    model, theirs, samples = load(engine, path), reference(path, "0.6B", 60), voice(90_000)
+    words = [word for _, word in split_words(TEXTS[language])]
+    assert words == Qwen3ASRProcessor.split_words_for_alignment(None, TEXTS[language], language)
+    sound, encode = model.media.hear(samples), model.tokenizer.encode
+    ids = torch.tensor(encode(f"<|audio_start|>{'<|audio_pad|>' * len(sound.ids)}<|audio_end|>" + "".join(
+        f"{word}<timestamp><timestamp>" for word in words), False))
+    with torch.no_grad():
+        logits = theirs(input_ids=ids[None], **processed(samples)).logits
+    found = mark_classes(model, sound, words)
+    assert found.tolist() == logits[0, ids == SPEECH_TOKENS["<timestamp>"]].argmax(-1).tolist() and len({*found}) > 1
+    expected = Qwen3ASRProcessor.decode_forced_alignment(None, logits, ids[None], [words],
+                                                         SPEECH_TOKENS["<timestamp>"], 80)
+    assert [(word.start, word.end) for word in timed_words(model, samples, TEXTS[language], language)] == [
+        (word["start_time"], word["end_time"]) for word in expected[0]]
+
+
+def test_times_are_repaired():
+    rng = np.random.default_rng(0)
+    for n in rng.integers(1, 40, 500):
+        times = np.where(rng.random(n) < rng.random(), np.sort(rng.integers(0, 60, n)), rng.integers(0, 60, n)) * 80
+        assert [int(each) for each in repaired(times)] == _fix_timestamps(times.astype(np.float32))
+
+
+def test_words_of_any_text():
+    rng = np.random.default_rng(0)
+    for _ in range(500):
+        codes = rng.choice([*map(ord, "a'- .,\n\u3000"), *rng.integers(0x20, 0x3000, 6),
+                            *rng.integers(0x3300, 0xd7ff, 6), *rng.integers(0x1f300, 0x2fa30, 6)], rng.integers(0, 30))
+        text = "".join(map(chr, codes))
+        assert [word for _, word in split_words(text)] == Qwen3ASRProcessor.split_words_for_alignment(None, text)

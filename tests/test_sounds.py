@@ -18,6 +18,8 @@ from hearing import make_hearing, voice, wav_of
 from helpers import assert_one_line, message_of, run_main, works_or_refused
 from qwen3_asr import transcribe
 from qwen3_lib.app import speech
+from qwen3_lib.app.speech import cues_of
+from qwen3_lib.generation.aligner import Word, split_words, timed_words
 from qwen3_lib.generation.processors import StopLoops
 from qwen3_lib.generation.transcript import Part, joined_text, parts_in, quietest
 from qwen3_lib.io.sounds import open_sound
@@ -208,6 +210,11 @@ def model(path):
     return qwen3.load_model(path)
 
 
+@pytest.fixture(scope="module")
+def aligner_path(tmp_path_factory):
+    return make_hearing(asr_config("0.6B", n_classes=60), tmp_path_factory.mktemp("aligner"))
+
+
 @pytest.fixture
 def sound(tmp_path):
     """A file with 40 seconds of a voice."""
@@ -227,6 +234,43 @@ def test_a_transcript(model, sound):
                            max_tokens=5)
         assert (alone.text, part.finish_reason, part.n_tokens) == (part.text, "length", 5)
     assert [part.end for part in found.parts] == [*[part.start for part in found.parts[1:]], 40.0]
+
+
+def test_words_have_times(model, aligner_path, sound):
+    """Within their part, and those of the part by itself; they join to its text."""
+    aligner = qwen3.load_model(aligner_path)
+    found = transcribe(model, sound, "en", words=aligner, max_tokens=12, longest_part=15)
+    samples = samples_of(sound)
+    for part in found.parts:
+        assert "".join(word.text for word in part.words) == "".join(shown for shown, _ in split_words(part.text)) != ""
+        times = [time for word in part.words for time in (word.start, word.end)]
+        assert times == sorted(times) and part.start - 0.001 <= times[0] and times[-1] < part.start + 60 * 0.08
+        alone = samples[round(part.start * 16_000):round(part.end * 16_000)]
+        alone = timed_words(aligner, alone, part.text, "English")
+        assert [round(word.start + part.start, 3) for word in alone] == [word.start for word in part.words]
+
+
+def test_words_that_have_no_times(model, aligner_path):
+    aligner = qwen3.load_model(aligner_path)
+    for words, options, said in ((True, {}, "must be the model of a forced aligner"), (model, {}, "no forced aligner"),
+                                 (aligner, {"language": "ja"}, "timed in Japanese"),
+                                 (aligner, {"language": "Korean"}, "timed in Korean"),
+                                 (aligner, {"language": "Thai"}, "only in Chinese, English"),
+                                 (aligner, {"longest_part": 300}, "longest_part")):
+        assert said in message_of(transcribe, model, (VOICE, 16_000), words=words, **options)
+    assert "no answers" in message_of(lambda: transcribe(aligner, (VOICE, 16_000)).finish())
+
+
+def test_subtitles_break_at_words():
+    """After a sentence, at a pause, after 7 seconds, when two lines are full; ideographs stand without spaces."""
+    words = [Word("One", 0, 0.5), Word("two.", 0.5, 1), Word("Three", 1, 1.25), Word("four", 2.5, 3),
+             Word("five", 9, 9.5), *(Word("x" * 20, 9.5 + i / 4, 9.75 + i / 4) for i in range(5))]
+    part = Part(0, 20, "...", "English", "stop", 9, tuple(words))
+    five = " ".join(["x" * 20] * 3)
+    assert cues_of(part) == [(0, 1, "One two."), (1, 1.25, "Three"), (2.5, 3, "four"), (9, 10.25, f"five {five}"),
+                             (10.25, 10.75, five[:41])]
+    assert cues_of(Part(0, 2, "你好", "Chinese", "stop", 2, (Word("你", 0, 1), Word("好", 1, 2)))) == [(0, 2, "你好")]
+    assert cues_of(Part(1, 2, "a\n\nb", "", "stop", 2)) == [(1, 2, "a b")]
 
 
 def test_loud_samples_are_divided_by_their_peak(model):
@@ -269,7 +313,7 @@ def test_the_text_and_nothing_else(path, model, sound, capfd):
     (("a.wav", "--part", "0"), 1, "longest_part"),
     (("a.wav", "--out", "none/a.txt"), 1, "none/a.txt: cannot be written"),
     (("a.wav", "--max-tokens", "0"), 1, "max_tokens"), (("a.wav", "--model", "demo"), 1, "can't hear"),
-    (("a.wav", "--out", "there.txt"), 1, "exists already"), (("a.wav", "--words"), 2, "--words")], ids=str)
+    (("a.wav", "--out", "there.txt"), 1, "exists already"), (("a.wav", "--speak"), 2, "--speak")], ids=str)
 def test_what_the_command_refuses(path, sound, capfd, monkeypatch, arguments, status, words):
     """In one line; nothing is written."""
     sound.rename(sound.parent / "a.wav")
@@ -286,7 +330,8 @@ def test_what_the_command_refuses(path, sound, capfd, monkeypatch, arguments, st
 FORMS = {
     "txt": lambda parts: joined_text(parts) + "\n",
     "json": lambda parts: {"text": joined_text(parts), "language": "English", "seconds": parts[-1].end,
-                           "parts": [vars(part) for part in parts]},
+                           "parts": [{key: value for key, value in vars(part).items() if key != "words"}
+                                     for part in parts]},
     "srt": lambda parts: "\n".join(f"{i}\n{clock(part.start, ',')} --> {clock(part.end, ',')}\n{part.text}\n"
                                    for i, part in enumerate(parts, 1)),
     "vtt": lambda parts: "WEBVTT\n\n" + "\n".join(
@@ -323,6 +368,18 @@ def test_files_that_are_written_part_by_part(path, model, sound, capfd, form, tm
     assert load(out.read_text("utf-8")) == FORMS[form](parts)
     monkeypatch.setattr(qwen3_asr, "audio_tower", None)
     assert hear(capfd, path, *command)[0] == 0 and load(out.read_text("utf-8")) == FORMS[form](parts)
+
+
+def test_words_on_the_command_line(path, aligner_path, sound, capfd, tmp_path):
+    """In JSON; the subtitles of a stopped job go on with them."""
+    options = ("--language", "en", "--words", "--aligner", aligner_path, "--max-tokens", 60, sound)
+    [part] = json.loads(hear(capfd, path, *options, "--json")[1])["parts"]
+    assert len(part["words"]) > 1 and {*part["words"][0]} == {"text", "start", "end"}
+    for _ in range(2):
+        assert hear(capfd, path, *options, "--out", tmp_path / "a.srt")[0] == 0
+    cues = (tmp_path / "a.srt").read_text("utf-8").strip().split("\n\n")
+    assert len(cues) > 1 and "".join("".join(cue.split("\n")[2:]) for cue in cues).replace(" ", "") == "".join(
+        word["text"] for word in part["words"])
 
 
 def test_a_circle_ends_its_part_and_the_next_one_goes_on(path, sound, capfd, monkeypatch):

@@ -21,12 +21,14 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main
 from qwen3_lib.app.terminal import Page, engine_name, model_name, note, peak_memory, print_json
-from qwen3_lib.generation.transcript import LONGEST_PART, Part, Transcript, joined_text, languages
+from qwen3_lib.generation.aligner import Word
+from qwen3_lib.generation.transcript import LONGEST_PART, UNSPACED, Part, Transcript, joined_text, languages
 from qwen3_lib.io.errors import InputError, brief, counted, read_json_object
 from qwen3_lib.io.progress import NoBar, progress
 from qwen3_lib.io.sounds import open_sound
 from qwen3_lib.io.writing import check_place, write_json, write_whole
 
+ALIGNER = "Qwen/Qwen3-ForcedAligner-0.6B"
 OUTPUT_FORMS = ("txt", "srt", "vtt", "json")
 SUBTITLE = 20  # seconds of a part whose text is a subtitle
 
@@ -42,6 +44,8 @@ def make_parser() -> Parser:
     add("--context", metavar="TEXT", help="words that the sound is likely to hold, names for example")
     add("--part", type=float, metavar="SECONDS", help="hear a longer sound in parts of about so many seconds, cut "
         f"where it is quiet (default: {LONGEST_PART}; {SUBTITLE} for .srt and .vtt)")
+    add("--words", action="store_true", help="tell when each word is said, in JSON; .srt and .vtt then break at words")
+    add("--aligner", metavar="NAME", help=f"the model that --words takes (default: {ALIGNER})")
     add_model_options(parser, "none")
     add_engine_options(parser)
     add = parser.add_argument_group("output").add_argument
@@ -64,7 +68,7 @@ def clock(seconds: float) -> str:
 
 def as_object(parts: Sequence[Part]) -> dict[str, Any]:
     return {"text": joined_text(parts), "language": languages(parts), "seconds": parts[-1].end if parts else 0.0,
-            "parts": [asdict(part) for part in parts]}
+            "parts": [{key: value for key, value in asdict(part).items() if value != ()} for part in parts]}
 
 
 def file_text(parts: Sequence[Part], form: str) -> str:
@@ -73,11 +77,26 @@ def file_text(parts: Sequence[Part], form: str) -> str:
         return json.dumps(as_object(parts), ensure_ascii=False, indent=2) + "\n"
     if form == "txt":
         return joined_text(parts) + "\n"
-    cues = [(clock(part.start), clock(part.end), " ".join(part.text.split())) for part in parts if part.text]
+    cues = [(clock(start), clock(end), text) for part in parts for start, end, text in cues_of(part) if text]
     if form == "vtt":
         return "\n".join(["WEBVTT\n", *(f"{start} --> {end}\n{escape(text)}\n" for start, end, text in cues)])
     return "\n".join(f"{i}\n{start} --> {end}\n".replace(".", ",") + f"{text}\n"
                      for i, (start, end, text) in enumerate(cues, 1))
+
+
+def cues_of(part: Part) -> list[tuple[float, float, str]]:
+    """(start, end, text) of a part's subtitles: the whole part, or runs of its words. A run ends with a sentence, at a
+    pause, after 7 seconds, or when two lines are full."""
+    if not part.words:
+        return [(part.start, part.end, " ".join(part.text.split()))]
+    runs, unspaced = [[part.words[0]]], part.language in UNSPACED
+    for word in part.words[1:]:
+        run = runs[-1]
+        full = sum(len(each.text) + 1 for each in run) + len(word.text) > (40 if unspaced else 84)
+        if full or run[-1].text[-1] in ".?!。？！" or word.start > run[-1].end + 1 or word.end > run[0].start + 7:
+            runs.append([])
+        runs[-1].append(word)
+    return [(run[0].start, run[-1].end, ("" if unspaced else " ").join(word.text for word in run)) for run in runs]
 
 
 # ---- What to do ------------------------------------------------------------------------------------------------------
@@ -94,7 +113,7 @@ class Output:
         if former.get("about") != about:
             raise InputError(f"{name}: belongs to another sound, model or options, see {self.job}; give another --out")
         before: Any = former["parts"]
-        self.parts = [Part(**part) for part in before]
+        self.parts = [Part(**part | {"words": tuple(Word(**word) for word in part["words"])}) for part in before]
         check_place(name)
 
     def write(self) -> None:
@@ -117,12 +136,13 @@ def speech_job(args: argparse.Namespace, source: str | bytes, model: Model, long
         digest = hashlib.file_digest(file, "sha256").hexdigest()
     return {"sound's sha256": digest, "model": model_name(model), "engine": engine_name(model),
             "model's sha256": fingerprint(model, model.engine.new_cache(model.config)), "part": longest,
-            "language": args.language, "context": args.context, "max_tokens": args.max_tokens}
+            "language": args.language, "context": args.context, "max_tokens": args.max_tokens,
+            "words": args.words and (args.aligner or ALIGNER)}
 
 
 def hear_sounds(args: argparse.Namespace) -> int:
     """Writes down the sounds, one after the other -> exit status."""
-    subtitles = args.out is not None and output_form(args.out) in ("srt", "vtt")
+    subtitles = args.out is not None and output_form(args.out) in ("srt", "vtt") and not args.words
     longest = args.part if args.part is not None else SUBTITLE if subtitles else LONGEST_PART
     if args.out is not None and len(args.sounds) > 1:
         raise InputError("--out takes the text of one sound")
@@ -130,10 +150,12 @@ def hear_sounds(args: argparse.Namespace) -> int:
     sources = [sys.stdin.buffer.read() if name == "-" and sys.stdin else name for name in args.sounds]
     recordings = [*map(open_sound, sources)]  # what can't be read is said before a model is loaded
     model = load_main(args)
+    wanted = argparse.Namespace(**vars(args) | {"model": args.aligner or ALIGNER, "adapter": None})
+    words: Any = load_main(wanted) if args.words else False
     output = None if args.out is None else Output(args.out, speech_job(args, sources[0], model, longest))
     for recording in recordings:
-        hear_sound(args, Transcript(model, recording, args.language, args.context, longest, max_tokens=args.max_tokens,
-                                    heard=() if output is None else output.parts), output)
+        hear_sound(args, Transcript(model, recording, args.language, args.context, longest, words,
+                                    () if output is None else output.parts, max_tokens=args.max_tokens), output)
     return 0
 
 

@@ -5,12 +5,13 @@ import itertools
 import time
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 import numpy as np
 
 from qwen3 import Model, checked_number
 from qwen3_asr import RATE, Hearing, language_named, sounds_of
+from qwen3_lib.generation.aligner import Word, check_aligner, timed_words
 from qwen3_lib.generation.processors import StopLoops
 from qwen3_lib.io.sounds import open_sound
 from tokenizer_utils import AnswerReader, InputError
@@ -61,6 +62,7 @@ class Part:
     language: str  # "" if there is no speech
     finish_reason: str  # "stop"; "length": cut off; "loop": it went round in circles
     n_tokens: int
+    words: tuple[Word, ...] = ()
 
 
 def joined_text(parts: Iterable[Part]) -> str:
@@ -83,10 +85,16 @@ class Transcript(Iterator[str]):
     """
 
     def __init__(self, model: Model, sound: Any, language: str | None = None, context: str | None = None,
-                 longest_part: float = LONGEST_PART, heard: Iterable[Part] = (), **options: Any):
+                 longest_part: float = LONGEST_PART, words: Model | Literal[False] = False, heard: Iterable[Part] = (),
+                 **options: Any):
         """`heard`: the first parts, as an earlier Transcript of the same sound has heard them."""
         self.model, self.sounds, self.given = model, sounds_of(model), language_named(language)
-        self.longest_part = checked_number("longest_part", longest_part, 1, 1200)
+        self.longest_part = checked_number("longest_part", longest_part, 1, LONGEST_PART if words else 1200)
+        if words is True:
+            raise InputError("words must be the model of a forced aligner, such as Qwen/Qwen3-ForcedAligner-0.6B")
+        if words:
+            check_aligner(words, self.given)
+        self.words = words
         self.options, self.recording = options | {"context": context or ""}, open_sound(sound)
         self.heard, self.tower_seconds, self.events = [*heard], 0.0, self.hear()
         self.so_far = joined_text(self.heard)
@@ -105,9 +113,11 @@ class Transcript(Iterator[str]):
                 first = piece == hearing.text and self.so_far and hearing.language not in UNSPACED
                 self.so_far += (piece := " " + piece if first else piece)
                 yield piece
-            end = start + len(samples)
+            end, words = start + len(samples), tuple[Word, ...]()
+            if self.words:
+                words = timed_words(self.words, samples, hearing.text, hearing.language, start / RATE)
             self.heard.append(Part(start / RATE, end / RATE, hearing.text, hearing.language,
-                                   hearing.finish_reason or "", len(hearing.token_ids)))
+                                   hearing.finish_reason or "", len(hearing.token_ids), words))
             yield self.heard[-1]
             start = end
 
@@ -138,7 +148,7 @@ class Transcript(Iterator[str]):
 
     @property
     def seconds(self) -> float:
-        return self.parts[-1].end
+        return max((part.end for part in self.parts), default=0.0)
 
     def __str__(self) -> str:
         return self.text

@@ -145,4 +145,5 @@ def embeds(folder: Folder | Wrapped, names: Iterable[str]) -> bool:
     raw, modules = folder.json("config.json"), folder.path / "modules.json"
     return not any("model." in name for name in names) \
         or not re.search("ForCausalLM|ForConditionalGeneration", str(raw.get("architectures") or "ForCausalLM")) \
+        or "classify_num" in (raw.get("thinker_config") or ()) \
         or modules.is_file() and b"Pooling" in modules.read_bytes()

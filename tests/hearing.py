@@ -13,9 +13,9 @@ from make_random_model import make_random_model
 LIVELY = {"embed_tokens": 3, "norm": 0, "q_norm": 6, "k_norm": 2}
 
 
-def make_hearing(config: dict, path: Path) -> Path:
+def make_hearing(config: dict, path: Path, dtype: str = "float32") -> Path:
     """A random Qwen3-ASR with the bundled tokenizer and SPEECH_TOKENS."""
-    make_random_model(config, path, "float32", scales=LIVELY)
+    make_random_model(config, path, dtype, scales=LIVELY)
     tokenizer = json.loads((path / "tokenizer.json").read_text("utf-8"))
     one = tokenizer["added_tokens"][0]
     tokenizer["added_tokens"] += [one | {"id": i, "content": name, "special": name != "<asr_text>"}

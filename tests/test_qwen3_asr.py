@@ -23,8 +23,8 @@ from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.io.packed import save_quantized
 
-ENGINES = {"NumPy": qwen3.Engine(), "fast": qwen3_numba.engine(), "int8": qwen3_numba.engine("int8"),
-           "int8, KV in int8": qwen3_numba.engine("int8", kv_dtype="int8")}
+ENGINES = {"NumPy": qwen3.Engine(), "float32": qwen3_numba.engine(), "bfloat16": qwen3_numba.engine(),
+           "int8": qwen3_numba.engine("int8"), "int8, KV in int8": qwen3_numba.engine("int8", kv_dtype="int8")}
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,9 @@ def path(tmp_path_factory):
 
 
 @pytest.fixture(scope="module", params=ENGINES)
-def model(request, path):
+def model(request, path, tmp_path_factory):
+    if request.param == "bfloat16":
+        path = make_hearing(asr_config("0.6B"), tmp_path_factory.mktemp("bfloat16"), "bfloat16")
     return qwen3.load_model(path, ENGINES[request.param])
 
 

@@ -313,7 +313,8 @@ def test_the_text_and_nothing_else(path, model, sound, capfd):
     (("a.wav", "--part", "0"), 1, "longest_part"),
     (("a.wav", "--out", "none/a.txt"), 1, "none/a.txt: cannot be written"),
     (("a.wav", "--max-tokens", "0"), 1, "max_tokens"), (("a.wav", "--model", "demo"), 1, "can't hear"),
-    (("a.wav", "--out", "there.txt"), 1, "exists already"), (("a.wav", "--speak"), 2, "--speak")], ids=str)
+    (("a.wav", "--out", "there.txt"), 1, "exists already"), (("a.wav", "--speak"), 2, "--speak"),
+    (("a.wav", "--out", "a.txt", "--json"), 2, "--out does not go with --json")], ids=str)
 def test_what_the_command_refuses(path, sound, capfd, monkeypatch, arguments, status, words):
     """In one line; nothing is written."""
     sound.rename(sound.parent / "a.wav")

@@ -210,5 +210,7 @@ def statistics_of(transcript: Transcript, before: float, seconds: float) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line -> exit status."""
-    args = make_parser().parse_args(argv)
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    parser.check(args, {"out": ("json",)})
     return guarded(lambda: hear_sounds(args))

@@ -20,7 +20,7 @@ import qwen3_numba
 import qwen3_vision
 from configs import HYBRID, ROOT, VOCABULARY, seeing_hybrid, vl_config
 from fuzzing import damaged
-from helpers import assert_one_line, edit_json, message_of, random_ids, run_main, works_or_refused
+from helpers import assert_one_line, edit_json, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
 from qwen3_lib.app.files import save_prompt_cache
 from qwen3_lib.generation.batch import Batch, generate_batch
@@ -438,18 +438,6 @@ def test_weights_that_do_not_fit(path, tmp_path):
     assert "finite" in message_of(show, model, COLOURS)
     edit_json(tmp_path / name / "config.json", {"vision_config": raw["vision_config"] | {"hidden_act": "relu"}})
     assert "vision_config" in message_of(show, qwen3.load_model(tmp_path / name), COLOURS)
-
-
-def test_the_command_line(path, tmp_path, capfd):
-    file = tmp_path / "a.png"
-    Image.fromarray(PICTURES[0]).save(file)
-    model = qwen3.load_model(path)
-    expected = qwen3.chat(model, [asked(PICTURES[0], "What is this?")], max_tokens=5, temperature=0).finish().text
-    arguments = ("--model", path, "--image", file, "-n", "5", "--greedy", "What is this?")
-    assert run_main(capfd, *arguments)[:2] == (0, expected + "\n" * (not expected.endswith("\n")))
-    status, out, err = run_main(capfd, *arguments[:3], tmp_path / "none.png", "What is this?")
-    assert (status, out) == (1, "")
-    assert_one_line(err, "none.png", "no such file")
 
 
 @pytest.fixture(scope="module")

@@ -136,30 +136,9 @@ def test_links_are_followed_and_nothing_is_written(small, tmp_path):
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
 
-def entry(**changes):
-    """A damage: other fields in the header for one tensor, the data as before."""
-    return lambda header, data: (header | {MLP: header[MLP] | changes}, data)
-
-
-DAMAGES = {  # (header, data) -> what is written instead
-    "cut": lambda header, data: (header, data[:-1]),
-    "more data than listed": lambda header, data: (header, data + bytes(16)),
-    "header is no JSON": lambda header, data: (b"x" * 64, data), "no header": lambda header, data: (b"", data),
-    "entry is a number": lambda header, data: (header | {MLP: 3}, data), "unknown dtype": entry(dtype="F31"),
-    "shape says more": entry(shape=[16, 17]), "offsets past the end": entry(data_offsets=[10**9, 10**9 + 1024]),
-    "overlapping": lambda header, data: (header | {MLP: header["model.layers.0.mlp.gate_proj.weight"]}, data),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_damaged_safetensors(small, damage):
-    file = small / "model.safetensors"
-    write_safetensors(file, *DAMAGES[damage](*read_safetensors(file)))
-    assert "model.safetensors" in message_of(qwen3.load_model, small)
-
-
 @pytest.mark.parametrize("content", [b"", b"\0" * 7, b"\0" * 100, b"version https://git-lfs.github.com/spec/v1\n"])
 def test_a_file_that_is_no_safetensors(small, content):
+    """Damaged ones: see test_damage.py."""
     (small / "model.safetensors").write_bytes(content)
     assert "model.safetensors" in message_of(qwen3.load_model, small)
 

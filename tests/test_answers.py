@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import qwen3
 from configs import FRANCE, PARIS, SHARED, needs_official_files
-from fuzzing import any_answer, any_text, cut_up, fuzz, pairs_of, taken_apart
+from fuzzing import CALL, any_answer, any_text, cut_up, fuzz, pairs_of, taken_apart
 from helpers import (WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, with_engine,
                      works_or_refused)
 from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn, values_for
@@ -467,7 +467,6 @@ def test_golden_parse():
         assert parse_answer(case["raw"], case["think_open_in_prompt"]) == Answer(*expected), case["name"]
 
 
-CALL = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
 PARSED = [{"name": "f", "arguments": {"a": 1}}]
 
 

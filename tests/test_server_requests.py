@@ -12,6 +12,7 @@ from openai.types.chat.chat_completion_message_tool_call import Function
 
 import qwen3
 from configs import FORM, ROOT
+from fuzzing import CALL
 from helpers import WEATHER, assert_one_line
 from qwen3 import chat
 from qwen3_embed import SEARCH, embed, rerank
@@ -23,7 +24,6 @@ from serving import FRANCE, PARIS, Served, openai, streamed, web  # first: it sk
 from qwen3_lib.server import responses
 from qwen3_lib.server.replies import ChatReply
 from qwen3_lib.server.worker import Job
-from test_answers import CALL
 from test_tokenizer_utils import LIKE_3_8
 from tokenizer_utils import InputError, Tokenizer
 

@@ -22,7 +22,7 @@ DELTA = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_pro
 
 
 def is_recurrent(config: Config, layer: int) -> bool:
-    return isinstance(config, HybridConfig) and layer in config.linear_layers
+    return layer in getattr(config, "linear_layers", ())
 
 
 # Two matrices that are one here: the second one below the first.
@@ -49,14 +49,14 @@ def stacked(first: AnyTensor, second: AnyTensor) -> Tensor:
     return Tensor(dtype, np.concatenate(data), first.mapping)
 
 
-def state_fields(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np.ndarray]:
+def state_fields(vectors: dict[str, np.ndarray], config: Any) -> dict[str, np.ndarray]:
     """What Layers in layout.py says about delta nets."""
     n_layers = config.num_hidden_layers
     recurrent = [i for i in range(n_layers) if is_recurrent(config, i)]
     places = np.full(n_layers, -1, PLACE)
     places["attention"][[i for i in range(n_layers) if i not in recurrent]] = np.arange(n_layers - len(recurrent))
     places["state"][recurrent] = np.arange(len(recurrent))
-    if not isinstance(config, HybridConfig):
+    if not recurrent:
         return {"places": places} | dict.fromkeys(("delta_sizes", "conv", "rates", "delta_norms"), np.empty(0))
 
     def all_of(name: str) -> list[np.ndarray]:

@@ -213,8 +213,8 @@ class Sounds:
                              f"{FIXED[wrong[0]]}")
         sizes = {name: checked_whole(f"{where}{name} of audio_config", raw.get(name, usual), 1)
                  for name, usual in asdict(SoundConfig()).items()}
-        if sizes["n_window_infer"] % CHUNK_FRAMES:
-            raise InputError(f"{where}n_window_infer of audio_config must be a multiple of {CHUNK_FRAMES}")
+        if sizes["n_window_infer"] % CHUNK_FRAMES or sizes["num_mel_bins"] > FRAME:  # a frame has no more pitches
+            raise InputError(f"{where}num_mel_bins and n_window_infer of audio_config can't be {brief(sizes)}")
         return SoundConfig(**sizes)
 
     @cached_property

@@ -143,7 +143,8 @@ def test_a_quantized_folder_keeps_its_tower(tmp_path, dtype):
     ({"activation_function": "relu"}, "activation_function = relu"),
     ({"scale_embedding": True}, "scale_embedding"), ({"n_window_infer": 850}, "n_window_infer"),
     ({"encoder_layers": 0}, "encoder_layers"), ({"encoder_attention_heads": 5}, "tower doesn't fit"),
-    ({"encoder_layers": 9}, "tower doesn't fit"), ({"num_mel_bins": 80}, "tower doesn't fit")], ids=str)
+    ({"encoder_layers": 9}, "tower doesn't fit"), ({"num_mel_bins": 80}, "tower doesn't fit"),
+    ({"num_mel_bins": 10**9}, "num_mel_bins")], ids=str)
 def test_towers_that_are_refused(path, tmp_path, changes, words):
     for file in path.iterdir():
         (tmp_path / file.name).symlink_to(file)

@@ -244,12 +244,14 @@ def layer_norm(x: np.ndarray, w: dict[str, Any], name: str, eps: float) -> np.nd
 
 def gelu(x: np.ndarray) -> np.ndarray:
     """x times the probability that a normally distributed number is below x (Hendrycks & Gimpel 2016)."""
-    z = np.abs(x) * np.float32(0.5 ** 0.5)
-    t, tail = 1 / (1 + np.float32(0.39) * z), np.zeros_like(x)
-    for factor in (-0.227536917, 0.88666352, -0.635398897, 0.649558283, 0.0913888623, 0.235325148):
-        tail = (tail + np.float32(factor)) * t
-    tail *= np.exp(-z * z) * np.float32(0.5)  # erfc(z) / 2, off by less than 1e-8 and float32's rounding
-    return x * np.where(x < 0, tail, 1 - tail)
+    size = np.abs(x)
+    t, tail = 1 / (1 + np.float32(0.39 * 0.5 ** 0.5) * size), np.zeros_like(x)
+    for factor in (-0.113768459, 0.44333176, -0.317699449, 0.324779142, 0.0456944311, 0.117662574):
+        tail += np.float32(factor)  # in place: x is the largest array of a tower
+        tail *= t
+    tail *= np.exp(np.float32(-0.5) * size * size)  # erfc(size / sqrt(2)) / 2, off by less than 1e-8, before rounding
+    tail *= size
+    return np.maximum(x, 0) - tail
 
 
 # ---- KV cache: the keys and values of all positions so far -----------------------------------------------------------

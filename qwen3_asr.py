@@ -233,22 +233,27 @@ class Sounds:
 
     def hear(self, samples: np.ndarray) -> Sound:
         """The Sound of samples [n], RATE a second. One that is kept costs no arithmetic."""
+        return [*self.hear_in_pieces(samples)][-1]
+
+    def hear_in_pieces(self, samples: np.ndarray) -> Iterator[Any]:
+        """None after each window, so that others can be served in between, and then the Sound."""
         samples = np.pad(samples, (0, max(SHORTEST - len(samples), 0)))
-        key = hashlib.sha256(samples.tobytes()).digest()
-        with self.lock, np.errstate(over="ignore", invalid="ignore"):  # of weights that aren't finite
-            if (sound := self.known.get(key)) is None:
-                mel, step = log_mel(samples, self.config.num_mel_bins), self.config.n_window_infer
+        key, vectors = hashlib.sha256(samples.tobytes()).digest(), list[np.ndarray]()
+        if (sound := self.known.get(key)) is None:
+            mel, step = log_mel(samples, self.config.num_mel_bins), self.config.n_window_infer
+            for i in range(0, len(mel), step):
                 try:
-                    vectors = np.concatenate([audio_tower(mel[i:i + step], self.weights, self.config)
-                                              for i in range(0, len(mel), step)])
+                    with self.lock, np.errstate(over="ignore", invalid="ignore"):  # of weights that aren't finite
+                        vectors.append(audio_tower(mel[i:i + step], self.weights, self.config))
                 except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
                     raise InputError(f"{self.folder.path}: its tower doesn't fit its config: {brief(error)}") from error
-                if vectors.shape[1] != self.width or not np.isfinite(vectors).all():
-                    raise InputError(f"{self.folder.path}: the tower gives no {self.width} finite numbers")
-                sound = Sound(next(SOUND_NUMBERS), vectors)
-                self.known[key] = self.known[sound.number] = sound
-            self.recent.append(sound)
-        return sound
+                yield None
+            sound = Sound(next(SOUND_NUMBERS), np.concatenate(vectors))
+            if sound.vectors.shape[1] != self.width or not np.isfinite(sound.vectors).all():
+                raise InputError(f"{self.folder.path}: the tower gives no {self.width} finite numbers")
+            self.known[key] = self.known[sound.number] = sound
+        self.recent.append(sound)
+        yield sound
 
     def __contains__(self, token_id: int) -> bool:
         return token_id < 0 and int(~token_id >> 36) in self.known

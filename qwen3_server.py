@@ -2,7 +2,8 @@
 # requires-python = ">=3.11"
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
 #                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "threadpoolctl>=3.5", "numba>=0.62",
-#                 "starlette>=1.0", "uvicorn>=0.50", "llguidance>=1.9", "pillow>=10.3"]
+#                 "starlette>=1.0", "uvicorn>=0.50", "llguidance>=1.9", "pillow>=10.3",
+#                 "python-multipart>=0.0.20"]
 # ///
 """A server that speaks OpenAI's API, with either engine.
 
@@ -131,7 +132,7 @@ def api_key(args: argparse.Namespace) -> str | None:
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal -> exit status."""
     if missing is not None:
-        raise InputError(f"{missing}; the server needs: pip install starlette uvicorn llguidance")
+        raise InputError(f"{missing}; the server needs: pip install starlette uvicorn llguidance python-multipart")
     for name, least in (("context", 2), ("slots", 1), ("queue", 0), ("port", 0)):
         if getattr(args, name) is not None:
             checked_whole(f"--{name}", getattr(args, name), least)

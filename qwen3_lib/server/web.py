@@ -26,6 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3 import InputError, Model
+from qwen3_asr import Sounds, sounds_of
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen, as_sent, chat_prompt, chat_request,
                                   flag, known, sent_names, text_request, whole)
@@ -34,13 +35,13 @@ from qwen3_lib.io.errors import brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses, vetting
 from qwen3_lib.server.replies import ChatReply, Reply, event
-from qwen3_lib.server.worker import Job, Worker, stopping
+from qwen3_lib.server.transcriptions import Speech, form_of
+from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stopping
 from qwen3_vision import sees
 
 LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body; seconds until it comes
 MOST_COMMAS = 2**19  # in a body: parsing millions of small values would hold up the others for seconds
 THREADS = 64  # for what requests compute beside the event loop and the model
-SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
 CHAT_PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
                       "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify")
 REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "text": Reply, "response": responses.Response}
@@ -144,7 +145,7 @@ async def body_of(request: Request) -> Body:
 class EventStream(StreamingResponse):
     """The chunks of a Reply; the work ends with the response, whatever ends that."""
 
-    def __init__(self, worker: Worker, reply: Reply, seconds: float):
+    def __init__(self, worker: Worker, reply: Any, seconds: float):
         self.worker, self.reply, self.seconds, self.due = worker, reply, seconds, True  # due: a sign of life
         super().__init__((), media_type="text/event-stream",
                          headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})
@@ -192,6 +193,17 @@ class EventStream(StreamingResponse):
                 await write("".join(parts) or ": the answer is being computed\n\n")
 
 
+class SpeechStream(EventStream):
+    """The same of a Speech."""
+
+    async def write_chunks(self, write: Callable[[str], Awaitable[None]]) -> None:
+        try:
+            async for chunk in self.reply.events():
+                await write(chunk)
+        except InputError as error:
+            await write(event(as_refusal(error, self.worker).value))
+
+
 async def all_ended(jobs: list[Job]) -> None:
     """Waits until each job has ended, or one has failed, whose error it raises."""
     while not all(job.ended for job in jobs):
@@ -205,10 +217,6 @@ async def all_ended(jobs: list[Job]) -> None:
 async def gone(request: Request) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-
-
-def out_of_time(seconds: float) -> Refusal:
-    return Refusal(504, f"the answer was not finished within {seconds:g} seconds", code="timeout")
 
 
 def as_refusal(error: Any, worker: Worker, body: Body | None = None) -> Refusal:
@@ -254,7 +262,7 @@ class Server:
 
     def __init__(self, worker: Worker, limits: Limits):
         self.worker, self.limits, self.started = worker, limits, int(time.time())
-        self.eyes = ThreadPoolExecutor(1)  # decodes the pictures of one request after another, in the same memory
+        self.senses = ThreadPoolExecutor(1)  # for pictures and sounds, one after another, in the same memory
 
     @property
     def name(self) -> str:
@@ -276,7 +284,7 @@ class Server:
         try:
             return await asyncio.to_thread(answer, replace(door, shows=False))
         except Unseen:
-            return await asyncio.get_running_loop().run_in_executor(self.eyes, answer, door)
+            return await asyncio.get_running_loop().run_in_executor(self.senses, answer, door)
 
     async def unless_over(self, request: Request, work: Awaitable[Any]) -> Any:
         """The result of `work`. Raises ClientDisconnect if the client leaves before, Refusal if the server ends."""
@@ -313,10 +321,26 @@ class Server:
             return 0
         return batch.model.config.context_length if batch.model.embeds else batch.longest
 
+    async def transcriptions(self, request: Request) -> Response:
+        """The text of an uploaded sound: see transcriptions.py."""
+        sounds_of(self.worker.model)  # else there is nothing to upload to
+        form = await form_of(request)
+        speech = await self.unless_over(request, asyncio.to_thread(
+            Speech, self.worker, self.senses, form, self.limits.seconds, self.longest))
+        request.scope["usage"] = speech.usage
+        if speech.stream:
+            return SpeechStream(self.worker, speech, self.limits.seconds)
+        try:
+            whole = await self.unless_over(request, speech.finish())
+            return PlainTextResponse(whole) if isinstance(whole, str) else JSONResponse(whole)
+        finally:
+            self.worker.release(speech.jobs)
+
     async def models(self, request: Request) -> Response:
+        model = self.worker.model
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
-                 "max_model_len": self.longest,
-                 "input_modalities": ["text"] + ["image"] * sees(self.worker.model)}
+                 "max_model_len": self.longest, "input_modalities": [
+                     "text", *["image"] * sees(model), *["audio"] * isinstance(model.media, Sounds)]}
         if (wanted := request.path_params.get("name", self.name)) != self.name:
             raise Refusal(404, f"there is no model {brief(wanted)}, but {self.name}", "model", "model_not_found")
         return JSONResponse(about if request.path_params else {"object": "list", "data": [about]})
@@ -421,7 +445,8 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
         return refusal_response(Refusal(500, "the server has failed at this request"))
 
     posts = {path: partial(server.asked, answer=answer) for path, answer in ANSWERS.items()} | {
-        "/v1/embeddings": server.embeddings, "/v1/rerank": server.rerank, "/rerank": server.rerank}
+        "/v1/audio/transcriptions": server.transcriptions, "/v1/embeddings": server.embeddings,
+        "/v1/rerank": server.rerank, "/rerank": server.rerank}
     gets = {"/": server.page, "/v1/models": server.models, "/v1/models/{name:path}": server.models,
             "/health": server.health, "/metrics": server.metrics}
     middleware = [Middleware(AuthMiddleware, limits=limits)]

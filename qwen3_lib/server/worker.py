@@ -20,9 +20,15 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app.openai import GenerationRequest, Refusal, reason_of
 from qwen3_lib.generation.batch import Batch
 
+SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
+
 
 def stopping() -> Refusal:
     return Refusal(503, "the server is stopping")
+
+
+def out_of_time(seconds: float) -> Refusal:
+    return Refusal(504, f"the answer was not finished within {seconds:g} seconds", code="timeout")
 
 
 @dataclass(eq=False)

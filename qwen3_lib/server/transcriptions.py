@@ -1,0 +1,186 @@
+"""/v1/audio/transcriptions: the text of an uploaded sound in OpenAI's forms, whole or as it comes."""
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from concurrent.futures import Executor
+from contextlib import suppress
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any
+from zlib import compress
+
+import numpy as np
+from starlette.datastructures import UploadFile
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.types import Message
+
+from qwen3_asr import LANGUAGES, RATE, language_and_text, language_named, sounds_of, speech_prompt
+from qwen3_lib.app.openai import Body, GenerationRequest, Refusal, Value, body_options, flag, known, usage_of
+from qwen3_lib.app.speech import SUBTITLE, file_text
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.transcript import LONGEST_PART, UNSPACED, Part, joined_text, languages, parts_in
+from qwen3_lib.io.errors import InputError, brief
+from qwen3_lib.io.sounds import open_sound
+from qwen3_lib.server.replies import event
+from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stopping
+
+LARGEST_UPLOAD, UPLOAD_SECONDS = 25 * 2**20, 120  # bytes, as OpenAI's; seconds until they come
+MOST_SECONDS = 2 * 3600  # of a sound: a small file can hold days of silence
+FORM_FIELDS = ("file", "language", "prompt", "response_format", "stream", "temperature", "timestamp_granularities",
+          "chunking_strategy")
+STREAMED = ("json", "text")
+TEXT_FORMS = (*STREAMED, "srt", "vtt", "verbose_json")
+
+
+async def form_of(request: Request) -> Body:
+    """The fields of a form; `file` has the file's bytes. Raises Refusal if it is too large, too slow, or none."""
+    if find_spec("python_multipart") is None:
+        raise Refusal(501, "the server lacks a package for uploads: pip install python-multipart")
+    n_bytes = 0
+
+    async def receive() -> Message:
+        nonlocal n_bytes
+        message = await request.receive()
+        if (n_bytes := n_bytes + len(message.get("body", b""))) > LARGEST_UPLOAD:
+            raise Refusal(413, f"the upload has more than {LARGEST_UPLOAD:,} bytes; FLAC and MP3 take fewer", "file")
+        return message
+
+    limited = Request(request.scope, receive)
+    try:
+        async with asyncio.timeout(UPLOAD_SECONDS), limited.form(max_files=1, max_fields=64,
+                                                                 max_part_size=2**16) as form:
+            if not isinstance(file := form.get("file"), UploadFile):
+                raise Refusal(400, "there must be a form (multipart/form-data) with a file", "file")
+            body = {name.removesuffix("[]"): value for name, value in form.items()}
+            granularities = [*form.getlist("timestamp_granularities[]"), *form.getlist("timestamp_granularities")]
+            return body | {"file": await file.read(), "timestamp_granularities": granularities}
+    except TimeoutError as error:
+        raise Refusal(408, f"the upload has not come within {UPLOAD_SECONDS} seconds") from error
+    except HTTPException as error:
+        raise Refusal(400, f"the form: {brief(error.detail)}") from error
+
+
+class Speech:
+    """An uploaded sound, heard part after part: `pieces` as they come, and then all in the form that is wanted."""
+
+    def __init__(self, worker: Worker, ears: Executor, body: Body, seconds: float, longest: int):
+        """`ears`: where the tower computes; `seconds`: until all must be heard; `longest`: tokens of a prompt and its
+        answer. Raises InputError."""
+        self.worker, self.ears, self.seconds = worker, ears, seconds
+        self.ends_at, self.jobs = time.monotonic() + seconds, list[Job]()  # the job of the part that is heard
+        self.parts, self.answers = list[Part](), list[Completion]()
+        given = body.get("stream", "false")
+        body = known(body | {"stream": {"true": True, "false": False}.get(given, given)}, FORM_FIELDS)
+        self.form, self.stream, self.context = body.get("response_format", "json"), flag(body, "stream"), body.get(
+            "prompt", "")
+        if self.form not in (STREAMED if self.stream else TEXT_FORMS):
+            raise Refusal(400, f"response_format must be one of {', '.join(TEXT_FORMS)}; with stream, json or text",
+                          "response_format")
+        if {*body["timestamp_granularities"]} - {"segment"}:
+            raise Refusal(400, "timestamp_granularities can only be segment: the server has no forced aligner for the "
+                          "times of words, but python qwen3_asr.py --words has", "timestamp_granularities")
+        try:
+            self.language = language_named(body.get("language"))
+        except InputError as error:
+            raise Refusal(400, str(error), "language") from error
+        with suppress(ValueError):
+            body["temperature"] = float(body.get("temperature", 0))
+        defaults = {"stop_loops": True, "logprobs": 0 if self.form == "verbose_json" else None}
+        self.options = body_options(defaults, {"temperature": body["temperature"]})
+        recording = open_sound(body["file"])
+        if recording.seconds is not None:
+            self.check_length(recording.seconds)
+        # 30 tokens a second: 13 of the sound, 13 of its text, and the words around them.
+        usual = LONGEST_PART if self.form in STREAMED else SUBTITLE
+        self.samples = parts_in(recording.blocks, max(1, min(usual, longest // 30)))
+        self.first: Any = next(self.samples)  # so that a file that can't be read is refused before a stream begins
+
+    def check_length(self, seconds: float) -> None:
+        if seconds > MOST_SECONDS:
+            raise Refusal(413, f"the sound has more than {MOST_SECONDS:,} seconds", "file")
+
+    def check_time(self) -> None:
+        if self.worker.over.is_set():
+            raise stopping()
+        if time.monotonic() > self.ends_at:
+            raise out_of_time(self.seconds)
+
+    async def pieces(self) -> AsyncIterator[str]:
+        """The pieces of the text as they come; "" is a sign of life."""
+        samples, sounds = self.first, sounds_of(self.worker.model)
+        while samples is not None:
+            start = self.parts[-1].end if self.parts else 0.0
+            self.check_length(end := start + len(samples) / RATE)
+            windows, sound = sounds.hear_in_pieces(samples / max(1, np.abs(samples).max())), None
+            while sound is None:  # window by window, so that sounds of several requests take turns
+                self.check_time()
+                sound = await asyncio.get_running_loop().run_in_executor(self.ears, next, windows)
+                yield ""
+            async for piece in self.answer(sound, start, end):
+                yield piece
+            samples = await asyncio.to_thread(next, self.samples, None)
+
+    async def answer(self, sound: Any, start: float, end: float) -> AsyncIterator[str]:
+        """The pieces of a part's text; `parts` has it at the end."""
+        ids = speech_prompt(self.worker.model, sound, self.language, self.context).tolist()
+        options = replace(self.options, max_new_tokens=len(sound.ids) + 64)  # as Hearing has it
+        asked = GenerationRequest("text", 1, [(ids, options)], self.stream, False, len(ids), "", [""])
+        self.jobs = [job] = await self.worker.submit(asked, time.monotonic())
+        self.answers.append(job.completion)
+        answer, text, language, n, ended = "", "", self.language, 0, False
+        while not ended:
+            with suppress(TimeoutError):
+                await asyncio.wait_for(job.news.wait(), SIGN_OF_LIFE)
+            job.news.clear()
+            self.check_time()
+            if job.error is not None:
+                raise job.error
+            answer += "".join(piece for _, piece in job.completion.pairs[n:job.n_pairs])
+            n, ended, before = job.n_pairs, job.ended, text
+            if self.language or ended or "<asr_text>" in answer:
+                language, text = language_and_text(answer, self.language)
+            space = " " * bool(text and not before and joined_text(self.parts) and language not in UNSPACED)
+            yield space + text[len(before):]
+        self.worker.release(self.jobs)
+        self.parts.append(Part(start, end, text, language, str(job.completion.ended), job.n_tokens))
+
+    async def events(self) -> AsyncIterator[str]:
+        """The chunks of a stream."""
+        async for piece in self.pieces():
+            yield event({"type": "transcript.text.delta", "delta": piece}) if piece else ": it is being heard\n\n"
+        yield event({"type": "transcript.text.done"} | self.whole())
+
+    async def finish(self) -> Value:
+        """All of the text, in its form."""
+        async for _ in self.pieces():
+            pass
+        return self.whole()
+
+    def usage(self) -> Value:
+        return usage_of(sum(len(answer.prompt_ids) for answer in self.answers),
+                        sum(len(answer.token_ids) for answer in self.answers))
+
+    def whole(self) -> Any:
+        text, end, usage = joined_text(self.parts), self.parts[-1].end, self.usage()
+        found = {part.language: {"code": code} for part in self.parts for code, name in LANGUAGES.items()
+                 if name == part.language}
+        if self.form == "json" or self.stream:
+            return {"text": text, "languages": [*found.values()], "usage": {
+                "type": "tokens", "input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"],
+                "total_tokens": usage["total_tokens"]}}
+        if self.form == "verbose_json":
+            segments = [self.segment(i, part, answer) for i, (part, answer) in enumerate(zip(self.parts, self.answers))]
+            return {"task": "transcribe", "language": languages(self.parts).lower(), "duration": end, "text": text,
+                    "segments": segments, "usage": {"type": "duration", "seconds": end}}
+        return file_text(self.parts, "txt" if self.form == "text" else str(self.form))
+
+    def segment(self, i: int, part: Part, answer: Completion) -> Value:
+        """A part with all the fields that clients expect; the model says only whether there is speech, 0 or 1."""
+        data, scores = part.text.encode(), [each.logprob for each in answer.logprobs]
+        return {"id": i, "seek": round(100 * part.start), "start": part.start, "end": part.end, "text": part.text,
+                "tokens": answer.token_ids, "temperature": self.options.temperature,
+                "avg_logprob": sum(scores) / max(1, len(scores)), "compression_ratio": len(data) / len(compress(data)),
+                "no_speech_prob": float(not part.language), "finish_reason": part.finish_reason}

@@ -1,0 +1,223 @@
+"""Sounds where people use them: the server and its page, batch files."""
+import json
+import socket
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import openai
+import pytest
+
+import qwen3_asr
+import qwen3_numba
+from configs import asr_config
+from hearing import make_hearing, voice, wav_of
+from qwen3_asr import transcribe
+from qwen3_lib.server import transcriptions
+from serving import Served, received, until
+
+pytest.importorskip("python_multipart")
+ROUTE = "/v1/audio/transcriptions"
+
+
+def wav(seconds, seed=0) -> bytes:
+    return wav_of(np.round(voice(round(16_000 * seconds), seed) * 30_000).astype("<i2")[:, None])
+
+
+SOUND, LONG = wav(2.5), wav(75, 1)
+NAN = wav_of(np.full((16_000, 1), np.nan, "<f4"), encoding=3)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """In the fast engine, whose bits don't depend on company."""
+    return qwen3_numba.load_model(make_hearing(asr_config("0.6B"), tmp_path_factory.mktemp("hearing")), "int8", 1)
+
+
+@pytest.fixture(scope="module")
+def served(model):
+    with Served(model, slots=2) as served:
+        yield served
+        served.idle()
+
+
+@pytest.fixture(scope="module")
+def hear(served):
+    create = served.client().audio.transcriptions.create
+    return lambda sound=SOUND, **fields: create(file=("a.wav", sound), model="m", **fields)
+
+
+def form(sound: bytes, fields: str = "") -> tuple[bytes, dict]:
+    """(body, headers) of an upload."""
+    body = f'{fields}--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'.encode() + sound
+    return body + b"\r\n--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What the server gives
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_forms_of_the_text(model, hear):
+    text = transcribe(model, SOUND).text
+    assert hear().text == hear(response_format="verbose_json").text == text != ""
+    assert hear(response_format="text") == f"{text}\n"
+    assert hear(response_format="srt") == f"1\n00:00:00,000 --> 00:00:02,500\n{' '.join(text.split())}\n"
+    assert hear(response_format="vtt").startswith("WEBVTT\n\n00:00:00.000 --> 00:00:02.500\n")
+
+
+@pytest.mark.parametrize("given", [{"language": "de"}, {"language": "Japanese", "prompt": "Ada Lovelace"}], ids=str)
+def test_language_and_words_that_are_likely(model, hear, given):
+    expected = transcribe(model, SOUND, given["language"], given.get("prompt"))
+    found = hear(**given)
+    assert found.text == expected.text != transcribe(model, SOUND).text
+    assert found.languages[0].code == {"German": "de", "Japanese": "ja"}[expected.language]
+    assert found.usage.input_tokens == 33 + len(model.tokenizer.encode(
+        f"<|im_start|>system\n{given.get('prompt', '')}<|im_end|>\n<|im_start|>user\n<|audio_start|><|audio_end|>"
+        f"<|im_end|>\n<|im_start|>assistant\nlanguage {expected.language}<asr_text>", False))
+
+
+@pytest.mark.parametrize("sound", [SOUND, LONG], ids=["short", "long"])
+def test_a_stream_has_the_text_as_it_comes(model, hear, sound):
+    *deltas, done = hear(sound, language="en", stream=True)
+    assert {event.type for event in deltas} == {"transcript.text.delta"} and done.type == "transcript.text.done"
+    assert len(deltas) > 20 and "".join(event.delta for event in deltas) == done.text
+    assert done.text == transcribe(model, sound, "en", longest_part=1000 // 30).text
+
+
+def test_segments(model, hear):
+    """A long sound in parts of 20 seconds, with all fields that clients expect."""
+    found = hear(LONG, language="en", response_format="verbose_json", timestamp_granularities=["segment"])
+    parts = transcribe(model, LONG, "en", longest_part=20).parts
+    assert [(segment.start, segment.end, segment.text) for segment in found.segments] == [
+        (part.start, part.end, part.text) for part in parts] and len(parts) == 5
+    assert (found.language, found.duration, found.text) == ("english", 75, " ".join(part.text for part in parts))
+    assert all(segment.avg_logprob < 0 < segment.compression_ratio and len(segment.tokens) == part.n_tokens
+               for segment, part in zip(found.segments, parts))
+
+
+def test_the_server_says_that_it_hears(served, hear):
+    assert served.ask("/v1/models")[1]["data"][0]["input_modalities"] == ["text", "audio"]
+    before = served.worker.totals["answers_ended"]
+    hear()
+    assert served.worker.totals["answers_ended"] == before + 1
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# What it refuses
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("fields, words", [
+    ({"sound": b""}, "the sound: "), ({"sound": SOUND[:1000]}, "cut short"), ({"sound": SOUND[:40]}, "damaged"),
+    ({"sound": b"<html>"}, "the sound: "), ({"sound": NAN}, "no finite"), ({"language": "Klingon"}, "'Klingon'"),
+    ({"stream": True, "sound": SOUND[:1000]}, "cut short"), ({"stream": True, "sound": b"<html>"}, "the sound: "),
+    ({"stream": True, "response_format": "srt"}, "with stream, json or text"), ({"temperature": -1}, "temperature"),
+    ({"timestamp_granularities": ["word"]}, "no forced aligner"), ({"prompt": "Ada " * 3000}, "leaves no room"),
+    ({"prompt": "Ada " * 30_000}, "64KB"), ({"extra_body": {"response_format": "xml"}}, "response_format must be"),
+    ({"extra_body": {"temperature": "warm"}}, "'warm'"), ({"extra_body": {"stream": "maybe"}}, "'maybe'"),
+    ({"extra_body": {"promt": "Ada"}}, "did you mean prompt"), ({"include": ["logprobs"]}, "include")],
+    ids=lambda value: str(value)[:40])
+def test_refusals(hear, fields, words):
+    with pytest.raises(openai.BadRequestError) as caught:
+        hear(**fields)
+    assert words in caught.value.body["message"] and "\n" not in caught.value.body["message"]
+
+
+@pytest.mark.parametrize("body, headers, words", [
+    (b"{}", {"Content-Type": "application/json"}, "multipart/form-data"),
+    (b"file=abc", {"Content-Type": "application/x-www-form-urlencoded"}, "multipart/form-data"),
+    (b"nonsense", {"Content-Type": "multipart/form-data"}, "boundary"),
+    (b"nonsense", {"Content-Type": "multipart/form-data; boundary=x"}, "form"),
+    (form(b"")[0].replace(b"; filename", b"; name2"), form(b"")[1], "with a file"),
+    (form(b"", form(b"")[0][:-5].decode() + "\r\n")[0], form(b"")[1], "Too many files")], ids=range(6))
+def test_forms_that_hold_no_file(served, body, headers, words):
+    status, answer, _ = served.ask(ROUTE, body, headers)
+    assert status == 400 and words in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("name, most", [("LARGEST_UPLOAD", len(SOUND)), ("MOST_SECONDS", 2)])
+def test_sounds_that_are_too_large(hear, monkeypatch, name, most):
+    monkeypatch.setattr(transcriptions, name, most)
+    with pytest.raises(openai.APIStatusError) as caught:
+        hear()
+    assert caught.value.status_code == 413 and f"more than {most:,}" in caught.value.body["message"]
+
+
+def test_an_upload_that_doesnt_come(served, monkeypatch):
+    monkeypatch.setattr(transcriptions, "UPLOAD_SECONDS", 0.2)
+    with socket.create_connection(("127.0.0.1", served.port), 30) as connection:
+        connection.sendall(f"POST {ROUTE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n"
+                           "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n".encode())
+        assert b"408" in received(connection, b"has not come within")
+
+
+def test_models_that_dont_hear_or_dont_chat(served, demo):
+    status, answer, _ = served.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]})
+    assert status == 400 and ROUTE in answer["error"]["message"]
+    with Served(demo) as deaf:
+        status, answer, _ = deaf.ask(ROUTE, *form(SOUND))
+    assert status == 400 and "can't hear" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_sound_that_takes_too_long(model, stream):
+    fields = '--x\r\nContent-Disposition: form-data; name="stream"\r\n\r\ntrue\r\n' * stream
+    with Served(model, slots=1, seconds=0) as served:
+        status, answer, _ = served.ask(ROUTE, *form(SOUND, fields))
+    answer = json.loads(answer.removeprefix("data: ")) if stream else answer
+    assert (status, answer["error"]["code"]) == (200 if stream else 504, "timeout")
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Beside others
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def tower(monkeypatch):
+    """A tower that waits before each window until it may go on, and notes the frames of each."""
+    class Tower(threading.Semaphore):
+        def __init__(self):
+            super().__init__(0)
+            self.frames, self.real = [], qwen3_asr.audio_tower
+
+        def __call__(self, mel, *rest):
+            self.frames.append(len(mel))
+            assert self.acquire(timeout=30)
+            return self.real(mel, *rest)
+
+    tower = Tower()
+    monkeypatch.setattr(qwen3_asr, "audio_tower", tower)
+    yield tower
+    tower.release(100)
+
+
+def test_others_are_answered_while_a_sound_is_heard(served, hear, tower):
+    with ThreadPoolExecutor() as threads:
+        heard = threads.submit(hear, wav(9, seed=2), language="en")
+        until(lambda: tower.frames)
+        assert served.client().completions.create(model="m", prompt="once", max_tokens=5).choices[0].text
+        assert not heard.done()
+        tower.release(100)
+        assert heard.result().text
+
+
+def test_two_sounds_take_turns(hear, tower, monkeypatch):
+    begun, real = [], qwen3_asr.Sounds.hear_in_pieces
+    monkeypatch.setattr(qwen3_asr.Sounds, "hear_in_pieces", lambda *given: begun.append(1) or real(*given))
+    with ThreadPoolExecutor() as threads:
+        threads.submit(hear, wav(30, seed=3), language="en")
+        until(lambda: tower.frames)
+        threads.submit(hear, wav(1, seed=4), language="en")
+        until(lambda: len(begun) == 2)
+        tower.release(100)
+    assert tower.frames == [800, 100, 800, 800, 600]
+
+
+def test_a_client_that_leaves_ends_the_work(served, tower):
+    body, headers = form(wav(30, seed=5))
+    with socket.create_connection(("127.0.0.1", served.port), 30) as connection:
+        connection.sendall(f"POST {ROUTE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+                           f"Content-Type: {headers['Content-Type']}\r\n\r\n".encode() + body)
+        until(lambda: tower.frames)
+    tower.release(100)
+    served.idle()
+    assert len(tower.frames) < 4

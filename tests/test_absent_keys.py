@@ -105,7 +105,9 @@ def test_each_absent_key_has_transformers_value(kind, tmp_path):
             continue
         if None in theirs.values():  # it reads it, and can't make a model
             continue
-        if path[-2:] == ("num_key_value_heads", None):  # here, null is as absent: then k_proj has another shape
+        # Here, null is as absent; a Qwen3-ASR without text_config is no 1.7B: the tensors' shapes refuse both.
+        if path[-2:] == ("num_key_value_heads", None) or kind == "qwen3_asr" and path[0:1] == ("text_config",) \
+                and path[1:] in ((), (None,)):
             continue
         (tmp_path / "config.json").write_text(json.dumps(changed))
         try:

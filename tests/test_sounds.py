@@ -307,6 +307,13 @@ def test_the_text_and_nothing_else(path, model, sound, capfd):
     assert "sound: 40.0 s in" in err and "6 tokens: raise --max-tokens" in err
 
 
+@pytest.mark.parametrize("options, engine", [((), "NumPy float32"), (("--fast",), "numba int8"), (
+    ("--activations", "f32"), "numba f32"), (("--quantize", "int4"), "numba int4"), (("--no-fast",), "NumPy float32")])
+def test_the_fast_engine_takes_8_bits(path, sound, capfd, options, engine):
+    err = hear(capfd, path, *options, "--max-tokens", 1, "--stats", sound)[2]
+    assert err.splitlines()[-1].endswith(f"| {engine}")
+
+
 @pytest.mark.parametrize("arguments, status, words", [
     ((), 2, "sound"), (("none.wav",), 1, "none.wav: no such file"), (("a.wav", "--language", "Klingon"), 1, "klingon"),
     (("a.wav", "--out", "a.mp3"), 1, ".txt, .srt, .vtt, .json"), (("a.wav", "a.wav", "--out", "a.txt"), 1, "one sound"),

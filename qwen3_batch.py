@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
         note(f"{args.input}: {form}records: {source.n_records}, {slots} at a time, each of at most {longest} "
              "tokens with its answer")
         run_job(source, journal, Batch(model, slots, longest), lambda row, line: request_of_row(
-            model, settings, row, line, folder), args.openai, args.fail_fast)
+            model, settings, row, line, folder, longest), args.openai, args.fail_fast)
     return 1 if journal.n_failed and not journal.n_answered else 0
 
 

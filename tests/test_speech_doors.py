@@ -9,6 +9,7 @@ import openai
 import pytest
 
 import qwen3_asr
+import qwen3_batch
 import qwen3_numba
 from configs import asr_config
 from hearing import make_hearing, voice, wav_of
@@ -221,3 +222,50 @@ def test_a_client_that_leaves_ends_the_work(served, tower):
     tower.release(100)
     served.idle()
     assert len(tower.frames) < 4
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Batch files
+# ----------------------------------------------------------------------------------------------------------------------
+
+@pytest.fixture
+def results(model, tmp_path, monkeypatch):
+    """Runs qwen3_batch.py on records -> (exit status, the results by their lines)."""
+    def run(*records, options=()):
+        monkeypatch.setattr(qwen3_batch, "load_main", lambda args: model)
+        for name, sound in (("a.wav", SOUND), ("long.wav", LONG), ("cut.wav", SOUND[:999])):
+            (tmp_path / name).write_bytes(sound)
+        (tmp_path / "in.jsonl").write_text("\n".join(map(json.dumps, records)))
+        status = qwen3_batch.main([str(tmp_path / "in.jsonl"), "--out", str(tmp_path / "out.jsonl"), *options])
+        found = map(json.loads, (tmp_path / "out.jsonl").read_text("utf-8").splitlines())
+        return status, [*sorted(found, key=lambda result: result["line"])] if "--openai" not in options else [*found]
+
+    return run
+
+
+def test_a_file_of_sounds(model, results):
+    """Short and long ones together: the text that each has alone."""
+    status, [short, long, named] = results(
+        {"audio": "a.wav"}, {"audio": "long.wav", "language": "en", "id": "b"},
+        {"audio": "a.wav", "language": "fr", "context": "Ada", "max_tokens": 9}, options=["--context", "700"])
+    expected = transcribe(model, LONG, "en", longest_part=700 // 30)
+    assert status == 0 and short["text"] == transcribe(model, SOUND).text
+    assert (long["id"], long["text"], long["seconds"]) == ("b", expected.text, 75) and len(long["parts"]) == 4
+    assert (named["language"], named["text"]) == ("French", transcribe(model, SOUND, "fr", "Ada", max_tokens=9).text)
+
+
+def test_sounds_that_a_job_cant_read(results):
+    status, found = results({"audio": "a.wav", "max_tokens": 1}, {"audio": "none.wav"}, {"audio": "cut.wav"},
+                            {"audio": 1}, {"audio": "a.wav", "language": "Klingon"}, {"audio": "a.wav", "prompt": "x"},
+                            {"prompt": "Hello!"})
+    words = ("no such file", "cut short", "audio must be a text", "'Klingon'", "unknown field prompt", "doesn't chat")
+    assert status == 0 and "text" in found[0]
+    assert all(word in result["error"] for word, result in zip(words, found[1:], strict=True))
+
+
+def test_a_sound_in_openais_form(model, results):
+    assert results({"audio": "a.wav", "id": "x"}, options=["--openai"])[1] == [{
+        "id": "batch_req_1", "custom_id": "x", "error": None, "response": {
+            "status_code": 200, "request_id": "req_1", "body": {"text": transcribe(model, SOUND).text, "language": "",
+            "seconds": 2.5, "parts": [{"start": 0.0, "end": 2.5, "text": transcribe(model, SOUND).text, "language": "",
+                                       "finish_reason": "length", "n_tokens": 97}]}}}]

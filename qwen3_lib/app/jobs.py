@@ -22,7 +22,8 @@ from typing import Any, BinaryIO
 from qwen3 import Model
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.openai import GenerationRequest
-from qwen3_lib.app.records import Id, Row, JobSettings, Source, answer_row, id_of, parsed_row, refused_row, result_of
+from qwen3_lib.app.records import (Id, JobSettings, Row, Source, SpeechRequest, answer_row, id_of, parsed_row,
+                                   refused_row, result_of)
 from qwen3_lib.app.terminal import NUMPY, engine_name, model_name, note
 from qwen3_lib.io.errors import InputError, brief, counted
 from qwen3_lib.io.progress import progress
@@ -174,14 +175,15 @@ def description(source: Source, model: Model, settings: JobSettings) -> dict[str
             "engine": engine, "model's sha256": digest.hexdigest()} | options
 
 
-def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row, int], GenerationRequest],
-            openai: bool = False, fail_fast: bool = False) -> None:
+def run_job(source: Source, journal: Journal, batch: Any,
+            prepare: Callable[[Row, int], GenerationRequest | SpeechRequest], openai: bool = False,
+            fail_fast: bool = False) -> None:
     """Answers the records that are not done yet in a Batch, and writes a summary to stderr.
 
     prepare(record, line) -> its request. A record that can't be answered gets a result that says why; with `fail_fast`
     it raises InputError.
     """
-    running = dict[int, Id]()  # by lines
+    running = dict[int, tuple[Id, Any, Iterator[Any]]]()  # line -> id, request, its answers that haven't begun
     todo = ((line, row) for line, row in source.rows() if line < len(journal.done) and not journal.done[line])
     n_before = n_shown = journal.n_done
     n_tokens, began = 0, (told := time.monotonic())
@@ -192,6 +194,13 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
             raise InputError(f"record {line}: {error}") from error
         journal.write(line, refused_row(error, line, record_id, openai), False)
 
+    def go_on(line: int) -> bool:
+        """Adds a record's next answer to the batch; False if there is none."""
+        _, asked, answers = running[line]
+        if (given := next(answers, None)) is not None:
+            batch.add(line, given[0], asked.salt, options=given[1], tools=asked.tools)
+        return given is not None
+
     try:
         with progress(description="answering", total=source.n_records, initial=n_before, unit=" records") as bar:
             while (taken := [*islice(todo, batch.free)]) or not batch.idle:
@@ -201,18 +210,25 @@ def run_job(source: Source, journal: Journal, batch: Any, prepare: Callable[[Row
                         record = parsed_row(row, source.form)
                         record_id = id_of(record, line)
                         asked = prepare(record, line)
-                        [(token_ids, options)] = asked.answers
-                        batch.add(line, token_ids, asked.salt, options=options, tools=asked.tools)
-                        running[line] = record_id
+                        running[line] = record_id, asked, iter(asked.answers)
+                        go_on(line)
                     except InputError as error:
+                        running.pop(line, None)
                         fail(error, line, record_id)
                 for line, outcome in [] if batch.idle else batch.step():
-                    record_id = running.pop(line)
-                    if isinstance(outcome, InputError):
-                        fail(outcome, line, record_id)
-                    else:
-                        journal.write(line, answer_row(outcome, line, record_id, openai), True)
+                    record_id, asked, _ = running[line]
+                    try:
+                        if isinstance(outcome, InputError):
+                            raise outcome
                         n_tokens += len(outcome.token_ids)
+                        heard = asked.take(outcome) if isinstance(asked, SpeechRequest) else None
+                        if go_on(line):
+                            continue
+                    except InputError as error:
+                        fail(error, line, record_id)
+                    else:
+                        journal.write(line, answer_row(heard or outcome, line, record_id, openai), True)
+                    del running[line]
                 journal.sync(every=SYNC)
                 speed = f"{n_tokens / (time.monotonic() - began):.0f} tokens/s"
                 if not bars and time.monotonic() - told >= TELL:

@@ -14,12 +14,19 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from qwen3 import Model
+from qwen3_asr import RATE, language_named, sounds_of, speech_prompt
 from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.options import AnswerOptions
+from qwen3_lib.generation.transcript import Part, longest_within, heard_part, parts_in
 from qwen3_lib.app.openai import (CHAT, REQUEST_OPTIONS, Door, GenerationRequest, Refusal, body_options, chat_choice,
                                   chat_request, known, object_of, reason_of, request_of, usage_of)
+from qwen3_lib.app.speech import as_object
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, parse_json, some
+from qwen3_lib.io.sounds import open_sound
 
 Row = dict[str, Any]
 Id = str | int | float
@@ -189,12 +196,42 @@ def id_of(row: Row, line: int) -> Id:
     return given
 
 
-def request_of_row(model: Model, settings: JobSettings, row: Row, line: int,
-            folder: Path | None = None) -> GenerationRequest:
+class SpeechRequest:
+    """The sound of a record {"audio": FILE}, part after part: `answers` gives one when the one before has ended."""
+    salt, tools = "", None
+
+    def __init__(self, model: Model, row: Row, options: Row, folder: Path, longest: int):
+        body = known(row, ("audio", "language", "context", *REQUEST_OPTIONS))
+        for name in ("audio", "context"):
+            if not isinstance(body.get(name, ""), str):
+                raise InputError(f"{name} must be a text, not {brief(repr(body[name]), 80)}")
+        self.sounds, self.language, self.parts = sounds_of(model), language_named(body.get("language")), list[Part]()
+        self.options = body_options({"stop_loops": True, "temperature": 0.0} | options, body)
+        parts = parts_in(open_sound(folder / body["audio"]).blocks, longest_within(longest))
+        self.answers = self.requests(model, parts, body.get("context", ""))
+
+    def requests(self, model: Model, parts: Iterator[np.ndarray],
+                 context: str) -> Iterator[tuple[list[int], AnswerOptions]]:
+        self.end = 0  # of the part, in samples
+        for samples in parts:
+            self.start, self.end = self.end, self.end + len(samples)
+            sound = self.sounds.hear(samples / max(1, np.abs(samples).max()))
+            limit = self.options.max_new_tokens or len(sound.ids) + 64  # as Hearing has it
+            yield (speech_prompt(model, sound, self.language, context).tolist(),
+                   replace(self.options, max_new_tokens=limit))
+
+    def take(self, answer: Completion) -> Row:
+        """The object of the text so far, with this answer."""
+        self.parts.append(heard_part(answer, self.start / RATE, self.end / RATE, self.language))
+        return as_object(self.parts)
+
+
+def request_of_row(model: Model, settings: JobSettings, row: Row, line: int, folder: Path | None = None,
+                   longest: int = 0) -> GenerationRequest | SpeechRequest:
     """The request in a record, for one answer. Raises InputError for wrong fields.
 
-    A record has the fields of a chat, see openai.py, or "prompt" in place of "messages". Paths of pictures are relative
-    to `folder`; without it, no file is read.
+    A record has the fields of a chat, see openai.py, or "prompt" in place of "messages", or "audio". Paths of files are
+    relative to `folder`; without it, no file is read. `longest`: most tokens of a part of a sound, with its text.
     """
     options = dict(settings.options)
     if options.get("seed") is not None:  # otherwise equal prompts would have equal answers
@@ -202,6 +239,8 @@ def request_of_row(model: Model, settings: JobSettings, row: Row, line: int,
     if settings.template is not None:
         row = {"prompt": filled(settings.template, row)}
     openai = bool({"custom_id", "body"} & row.keys())
+    if "audio" in row and not openai and folder is not None:
+        return SpeechRequest(model, {"context": settings.system} | row, options, folder, longest)
     body = known(inner_request(row) if openai else row, (*CHAT, "prompt"))
     if not openai and not isinstance(body.get("logprobs", True), bool):  # a number, as in the library
         options["logprobs"] = body.pop("logprobs")
@@ -259,12 +298,17 @@ TIMES = ("cached_tokens", "seconds_to_first_token", "seconds")  # depend on what
 OPENAI_ID = re.compile("batch_req_([0-9]{1,18})")
 
 
-def answer_row(completion: Completion, line: int, record_id: Id, openai: bool) -> Row:
-    """The result of a record: what the model has answered."""
+def answer_row(found: Completion | Row, line: int, record_id: Id, openai: bool) -> Row:
+    """The result of a record: what the model has answered, or the object of a sound's text."""
+    if isinstance(found, dict):
+        value = found
+    elif openai:
+        value = openai_answer(found, line)
+    else:
+        value = {key: part for key, part in as_json(found, found.options.logprobs).items() if key not in TIMES}
     if not openai:
-        value = as_json(completion, completion.options.logprobs)
-        return {"line": line, "id": record_id} | {key: part for key, part in value.items() if key not in TIMES}
-    response = {"status_code": 200, "request_id": f"req_{line}", "body": openai_answer(completion, line)}
+        return {"line": line, "id": record_id} | value
+    response = {"status_code": 200, "request_id": f"req_{line}", "body": value}
     return {"id": f"batch_req_{line}", "custom_id": record_id, "response": response, "error": None}
 
 

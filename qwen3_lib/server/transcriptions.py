@@ -21,7 +21,8 @@ from qwen3_asr import LANGUAGES, RATE, language_and_text, language_named, sounds
 from qwen3_lib.app.openai import Body, GenerationRequest, Refusal, Value, body_options, flag, known, usage_of
 from qwen3_lib.app.speech import SUBTITLE, file_text
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.transcript import LONGEST_PART, UNSPACED, Part, joined_text, languages, parts_in
+from qwen3_lib.generation.transcript import (LONGEST_PART, UNSPACED, Part, joined_text, languages, longest_within,
+                                             heard_part, parts_in)
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.sounds import open_sound
 from qwen3_lib.server.replies import event
@@ -71,7 +72,7 @@ class Speech:
         answer. Raises InputError."""
         self.worker, self.ears, self.seconds = worker, ears, seconds
         self.ends_at, self.jobs = time.monotonic() + seconds, list[Job]()  # the job of the part that is heard
-        self.parts, self.answers = list[Part](), list[Completion]()
+        self.parts, self.segments, self.n_prompt, self.n_answer = list[Part](), list[Value](), 0, 0
         given = body.get("stream", "false")
         body = known(body | {"stream": {"true": True, "false": False}.get(given, given)}, FORM_FIELDS)
         self.form, self.stream, self.context = body.get("response_format", "json"), flag(body, "stream"), body.get(
@@ -93,9 +94,8 @@ class Speech:
         recording = open_sound(body["file"])
         if recording.seconds is not None:
             self.check_length(recording.seconds)
-        # 30 tokens a second: 13 of the sound, 13 of its text, and the words around them.
         usual = LONGEST_PART if self.form in STREAMED else SUBTITLE
-        self.samples = parts_in(recording.blocks, max(1, min(usual, longest // 30)))
+        self.samples = parts_in(recording.blocks, longest_within(longest, usual))
         self.first: Any = next(self.samples)  # so that a file that can't be read is refused before a stream begins
 
     def check_length(self, seconds: float) -> None:
@@ -110,18 +110,17 @@ class Speech:
 
     async def pieces(self) -> AsyncIterator[str]:
         """The pieces of the text as they come; "" is a sign of life."""
-        samples, sounds = self.first, sounds_of(self.worker.model)
+        samples, sounds, start = self.first, sounds_of(self.worker.model), 0
         while samples is not None:
-            start = self.parts[-1].end if self.parts else 0.0
-            self.check_length(end := start + len(samples) / RATE)
+            self.check_length((end := start + len(samples)) / RATE)
             windows, sound = sounds.hear_in_pieces(samples / max(1, np.abs(samples).max())), None
             while sound is None:  # window by window, so that sounds of several requests take turns
                 self.check_time()
                 sound = await asyncio.get_running_loop().run_in_executor(self.ears, next, windows)
                 yield ""
-            async for piece in self.answer(sound, start, end):
+            async for piece in self.answer(sound, start / RATE, end / RATE):
                 yield piece
-            samples = await asyncio.to_thread(next, self.samples, None)
+            start, samples = end, await asyncio.to_thread(next, self.samples, None)
 
     async def answer(self, sound: Any, start: float, end: float) -> AsyncIterator[str]:
         """The pieces of a part's text; `parts` has it at the end."""
@@ -129,7 +128,7 @@ class Speech:
         options = replace(self.options, max_new_tokens=len(sound.ids) + 64)  # as Hearing has it
         asked = GenerationRequest("text", 1, [(ids, options)], self.stream, False, len(ids), "", [""])
         self.jobs = [job] = await self.worker.submit(asked, time.monotonic())
-        self.answers.append(job.completion)
+        self.n_prompt += len(ids)
         answer, text, language, n, ended = "", "", self.language, 0, False
         while not ended:
             with suppress(TimeoutError):
@@ -145,7 +144,9 @@ class Speech:
             space = " " * bool(text and not before and joined_text(self.parts) and language not in UNSPACED)
             yield space + text[len(before):]
         self.worker.release(self.jobs)
-        self.parts.append(Part(start, end, text, language, str(job.completion.ended), job.n_tokens))
+        self.parts.append(heard_part(job.completion, start, end, self.language))
+        self.n_answer += self.parts[-1].n_tokens
+        self.segments.append(self.segment(self.parts[-1], job.completion))
 
     async def events(self) -> AsyncIterator[str]:
         """The chunks of a stream."""
@@ -160,8 +161,7 @@ class Speech:
         return self.whole()
 
     def usage(self) -> Value:
-        return usage_of(sum(len(answer.prompt_ids) for answer in self.answers),
-                        sum(len(answer.token_ids) for answer in self.answers))
+        return usage_of(self.n_prompt, self.n_answer)
 
     def whole(self) -> Any:
         text, end, usage = joined_text(self.parts), self.parts[-1].end, self.usage()
@@ -172,15 +172,14 @@ class Speech:
                 "type": "tokens", "input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"],
                 "total_tokens": usage["total_tokens"]}}
         if self.form == "verbose_json":
-            segments = [self.segment(i, part, answer) for i, (part, answer) in enumerate(zip(self.parts, self.answers))]
             return {"task": "transcribe", "language": languages(self.parts).lower(), "duration": end, "text": text,
-                    "segments": segments, "usage": {"type": "duration", "seconds": end}}
+                    "segments": self.segments, "usage": {"type": "duration", "seconds": end}}
         return file_text(self.parts, "txt" if self.form == "text" else str(self.form))
 
-    def segment(self, i: int, part: Part, answer: Completion) -> Value:
+    def segment(self, part: Part, answer: Completion) -> Value:
         """A part with all the fields that clients expect; the model says only whether there is speech, 0 or 1."""
         data, scores = part.text.encode(), [each.logprob for each in answer.logprobs]
-        return {"id": i, "seek": round(100 * part.start), "start": part.start, "end": part.end, "text": part.text,
-                "tokens": answer.token_ids, "temperature": self.options.temperature,
+        return {"id": len(self.segments), "seek": round(100 * part.start), "start": part.start, "end": part.end,
+                "text": part.text, "tokens": answer.token_ids, "temperature": self.options.temperature,
                 "avg_logprob": sum(scores) / max(1, len(scores)), "compression_ratio": len(data) / len(compress(data)),
                 "no_speech_prob": float(not part.language), "finish_reason": part.finish_reason}

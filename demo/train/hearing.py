@@ -1,0 +1,331 @@
+"""Trains `tests/tiny_hearing/`: a tiny Qwen3-ASR, which writes down what espeak-ng says.
+
+    python demo/train/hearing.py
+
+needs `pip install -e ".[train,reference]"`, because the features and the layers are transformers', and the program
+espeak-ng. The folder has the layout of Qwen's originals. Each word is a token. Besides the loss of the answer there is
+one of the language model's second layer, which says after each word of the sound which one it was (CTC): so the later
+layers have only to copy. The voices, speeds, pitches and sentences of the held-out set are not in the training set.
+"""
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+import wave
+import zlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tokenizers
+import torch
+import torch.nn.functional as F
+from safetensors.torch import save_file
+from transformers import Qwen3ASRConfig, Qwen3ASRFeatureExtractor, Qwen3ASRForConditionalGeneration
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT))
+
+from qwen3_asr import RATE, SPLIT_PATTERNS  # noqa: E402
+from train import learning_rate_factor, optimizers_of, take_step  # noqa: E402
+
+DIGITS = "zero one two three four five six seven eight nine".split()
+COUNTS = [*DIGITS[2:], "ten"]
+COLOURS = "red green blue white yellow".split()
+NAMES = "Anna Tom Maria David".split()
+VERBS = "has sees wants".split()
+THINGS = "birds boats apples houses books".split()
+PHRASES = [*DIGITS, "ten", *COLOURS, *NAMES, *THINGS, "yes", "no", "hello", "thank you"]
+ACCENTS = "en-gb en-us en-gb-scotland en-gb-x-rp en-029".split()
+VOICES = "m1 m2 m3 m4 m5 m7 f1 f2 f3 f5 adam Alex Alicia Andy Annie benjamin david Lee Linda max Michael paul".split()
+UNSEEN_VOICES = "m6 f4 m8 Andrea edward steph".split()
+SPEECH = "Maria has four green apples. Seven white birds."  # unseen sentences
+SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|audio_start|>", "<|audio_end|>", "<|audio_pad|>"]
+PLAIN = ["<asr_text>"]  # a named token that isn't special
+TURNS = "<|im_start|>system\n{}<|im_end|>\n<|im_start|>user\n<|audio_start|>{}<|audio_end|><|im_end|>\n" \
+    "<|im_start|>assistant\n"
+AUDIO = {"model_type": "qwen3_asr_audio_encoder", "num_mel_bins": 128, "d_model": 128, "encoder_layers": 2,
+         "encoder_attention_heads": 2, "encoder_ffn_dim": 256, "output_dim": 128, "activation_function": "gelu",
+         "n_window": 50, "n_window_infer": 800, "conv_chunksize": 500, "downsample_hidden_size": 24,
+         "max_source_positions": 1500, "scale_embedding": False}
+TEXT = {"model_type": "qwen3", "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 5,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32, "hidden_act": "silu",
+        "rms_norm_eps": 1e-6, "rope_theta": 1000000, "tie_word_embeddings": True, "attention_bias": False,
+        "max_position_embeddings": 4096,
+        "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True}}
+
+
+def sentence(rng: random.Random) -> str:
+    """A word or two, some digits, or up to five words about somebody's things."""
+    kind = rng.random()
+    if kind < 0.4:
+        words = [rng.choice(PHRASES)]
+    elif kind < 0.55:
+        words = rng.sample(DIGITS, rng.randint(2, 5))
+    elif kind < 0.62:
+        words = [rng.choice(["hello,", "thank you,"]), rng.choice(NAMES)]
+    else:
+        words = [rng.choice(COUNTS), rng.choice(COLOURS), rng.choice(THINGS)]
+        words = [rng.choice(NAMES), rng.choice(VERBS), *words] if kind < 0.85 else words[rng.randrange(2):]
+    text = " ".join(words)
+    return text[0].upper() + text[1:] + "."
+
+
+def is_unseen(text: str) -> bool:
+    """Is the sentence kept for the held-out set? One in ten is; single words are in both sets."""
+    return " " in text and zlib.crc32(text.encode()) % 10 == 0
+
+
+def spoken(text: str, voice: str, speed: int, pitch: int) -> np.ndarray:
+    """What espeak-ng says, int16 [samples] at 16,000 Hz; speed in words a minute, pitch from 0 to 99."""
+    said = subprocess.run(["espeak-ng", "--stdout", "-v", voice, "-s", str(speed), "-p", str(pitch), text],
+                          capture_output=True, check=True).stdout
+    samples = np.frombuffer(said[44:], "<i2").astype(np.float64)
+    samples = np.pad(samples, (0, -len(samples) % 441))  # 22,050 Hz : 16,000 Hz = 441 : 320
+    length = len(samples) // 441 * 320
+    samples = np.fft.irfft(np.fft.rfft(samples)[:length // 2 + 1], length) * 320 / 441
+    return np.clip(samples.round(), -32768, 32767).astype(np.int16)
+
+
+def utterance(rng: random.Random, unseen: bool) -> tuple[str, np.ndarray]:
+    """A text and its sound, int16 [samples], of the training set or of the held-out, unseen one."""
+    wanted, texts = rng.choices((1, 2, 3), (70, 20, 10))[0], list[str]()
+    while len(texts) < wanted:
+        text = sentence(rng)
+        if is_unseen(text) == unseen or " " not in text:
+            texts.append(text)
+    speed = rng.choice([s for s in range(110, 221) if (s % 10 in (4, 5)) == unseen])
+    pitch = rng.choice([p for p in range(10, 91) if (p % 10 in (2, 3)) == unseen])
+    voice = f"{rng.choice(ACCENTS)}+{rng.choice(UNSEEN_VOICES if unseen else VOICES)}"
+    parts = [spoken(texts[0], voice, speed, pitch)]
+    for text in texts[1:]:
+        parts += [np.zeros(int(RATE * rng.uniform(0.1, 2.5)), np.int16), spoken(text, voice, speed, pitch)]
+    return " ".join(texts), np.concatenate(parts)
+
+
+def noise(rng: np.random.Generator, length: int) -> np.ndarray:
+    """From white to pink, of mean square 1."""
+    spectrum = np.fft.rfft(rng.standard_normal(length)) * np.arange(1, length // 2 + 2) ** -rng.uniform(0, 0.5)
+    samples = np.fft.irfft(spectrum, length)
+    return samples / samples.std()
+
+
+def recorded(rng: np.random.Generator, speech: np.ndarray, silence: float = 0.5, softest: float = 30) -> np.ndarray:
+    """The speech between silences of up to so many seconds, softer by up to so many dB, in noise 10 to 50 dB below it:
+    float32 [samples] within -1..1."""
+    before, after = (int(RATE * silence * rng.uniform() ** 2) for _ in range(2))
+    samples = np.pad(speech / 32768, (before, max(after, 8000 - before - len(speech))))
+    level = samples.std() if speech.any() else 0.1
+    samples = samples + noise(rng, len(samples)) * level * 10 ** (-rng.uniform(10, 50) / 20)
+    return (samples * 10 ** (-rng.uniform(0, softest) / 20) / np.abs(samples).max()).astype(np.float32)
+
+
+def unseen_sounds(n: int) -> list[tuple[str | None, np.ndarray]]:
+    """n held-out texts and sounds as `recorded` gives them; one in twenty is noise, and has no text."""
+    rng, numbers = random.Random("unseen"), np.random.default_rng(0)
+    said = [utterance(rng, True) if i % 20 else (None, np.zeros(rng.randrange(8000, 64000))) for i in range(n)]
+    return [(text, recorded(numbers, speech)) for text, speech in said]
+
+
+def short_sounds() -> list[tuple[str | None, np.ndarray]]:
+    """40 held-out texts and sounds for the tests, in numbers of 8 bits: 24 have one word, 16 have several."""
+    rng, numbers, sounds = random.Random("short"), np.random.default_rng(1), list[tuple[str | None, np.ndarray]]()
+    while len(sounds) < 40:
+        text, speech = utterance(rng, True)
+        samples = recorded(numbers, speech, 0.1, 6)
+        several = len(sounds) >= 24
+        if (" " in text) == several and len(samples) < (1.4 if several else 0.75) * RATE and text not in dict(sounds):
+            sounds.append((text, (samples * 127).round() / 128))
+    return sounds
+
+
+def write_sounds(out: Path) -> None:
+    """speech.wav, for the first try; unseen.wav has those of `short_sounds`, unseen.txt their samples and texts."""
+    said = spoken(SPEECH, "en-gb+f4", 145, 53).tobytes()
+    short = short_sounds()
+    for name, width, data in (("speech", 2, said), ("unseen", 1, b"".join(
+            (samples * 128 + 128).astype(np.uint8).tobytes() for _, samples in short))):
+        with wave.open(str(out / f"{name}.wav"), "wb") as file:
+            file.setparams((1, width, RATE, 0, "NONE", ""))
+            file.writeframes(data)
+    (out / "unseen.txt").write_text("".join(f"{len(samples)} {text}\n" for text, samples in short))
+
+
+def trained_tokenizer() -> tokenizers.Tokenizer:
+    """Bytes, and merges up to whole words; then the named tokens."""
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
+        tokenizers.pre_tokenizers.Split(tokenizers.Regex(SPLIT_PATTERNS), "isolated"),
+        tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    made.decoder = tokenizers.decoders.ByteLevel()
+    rng = random.Random("tokenizer")
+    texts = ["system\n", "user\n", "assistant\n", "language English", "language None"] * 200
+    texts += [f"{sentence(rng)} {sentence(rng)}" for _ in range(10000)]
+    made.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
+        vocab_size=640, show_progress=False, initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())))
+    made.add_special_tokens(SPECIAL)
+    made.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in PLAIN])
+    return made
+
+
+def batch_of(tokenizer: tokenizers.Tokenizer, sounds: list[tuple[str | None, np.ndarray]],
+             rng: random.Random | None = None) -> dict[str, Any]:
+    """The model's arguments for texts (None: no speech) and sounds, with labels, and the texts' ids.
+
+    rng: draws for some of them a context, or a prompt that names the language
+    """
+    extractor, mels, rows = Qwen3ASRFeatureExtractor(), [], []
+    for text, samples in sounds:
+        mels.append(extractor(samples, sampling_rate=RATE, padding="longest", n_window=0)["input_features"][0])
+        seconds, rest = divmod(mels[-1].shape[1], 100)
+        context = " ".join(rng.sample(PHRASES, 4)) if rng and rng.random() < 0.1 else ""
+        forced = rng is not None and rng.random() < (0.1 if text else 0.3)
+        head = f"language {'English' if text or forced else 'None'}<asr_text>"
+        asked, said = (tokenizer.encode(part).ids for part in (
+            TURNS.format(context, "<|audio_pad|>" * (13 * seconds + -(-rest // 8))) + head * forced,
+            head * (not forced) + (text or "") + "<|im_end|>"))
+        rows.append(([*asked, *said], [-100] * len(asked) + said))
+    end, most = tokenizer.token_to_id("<|endoftext|>"), max(len(ids) for ids, _ in rows)
+    ids, labels = (torch.tensor([row + [fill] * (most - len(row)) for row in part])
+                   for part, fill in zip(zip(*rows), (end, -100)))
+    words = [tokenizer.encode((text or "").replace(".", "").replace(",", "")).ids for text, _ in sounds]
+    n_frames = torch.tensor([mel.shape[1] for mel in mels])
+    longest = -(-int(n_frames.max()) // 100) * 100
+    return {"input_ids": ids, "labels": labels, "words": words,
+            "input_features": torch.stack([F.pad(torch.as_tensor(mel), (0, longest - mel.shape[1])) for mel in mels]),
+            "input_features_mask": (torch.arange(longest) < n_frames[:, None]).long()}
+
+
+def losses(model: Any, tokenizer: tokenizers.Tokenizer, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Cross entropy of the answers, and CTC of their words at the sound's positions after the second layer."""
+    labels, words = batch.pop("labels")[:, 1:], batch.pop("words")
+    out = model.model(**batch, use_cache=False, output_hidden_states=True)
+    asked = labels != -100
+    answers = F.cross_entropy(model.lm_head(out.last_hidden_state[:, :-1][asked]), labels[asked])
+    pad = tokenizer.token_to_id("<|audio_pad|>")
+    heard = [each[ids == pad] for each, ids in zip(out.hidden_states[2], batch["input_ids"])]
+    scores = model.lm_head(model.model.language_model.norm(torch.nn.utils.rnn.pad_sequence(heard))).log_softmax(-1)
+    return answers, F.ctc_loss(scores, torch.tensor(sum(words, [])), torch.tensor([len(each) for each in heard]),
+                               torch.tensor([len(each) for each in words]), blank=pad, zero_infinity=True)
+
+
+def original_name(name: str) -> str:
+    """The name of a parameter of transformers' in Qwen's own files."""
+    name = name.replace("model.multi_modal_projector.linear_", "model.audio_tower.proj")
+    return name.replace("model.language_model.", "thinker.model.").replace("model.audio_tower.", "thinker.audio_tower.")
+
+
+def save(model: Any, tokenizer: tokenizers.Tokenizer, config: dict[str, Any], out: Path) -> None:
+    """The folder as Qwen's originals are, in bf16."""
+    made = json.loads(tokenizer.to_str())
+    added = {str(token.pop("id")): token for token in made["added_tokens"]}
+    end, pad = (tokenizer.token_to_id(token) for token in ("<|im_end|>", "<|endoftext|>"))
+    for name, content in (
+            ("config", config), ("vocab", made["model"]["vocab"]),
+            ("generation_config", {"do_sample": False, "eos_token_id": [pad, end], "pad_token_id": pad}),
+            ("preprocessor_config", {"feature_extractor_type": "WhisperFeatureExtractor", "feature_size": 128,
+                                     "n_fft": 400, "hop_length": 160, "chunk_length": 30, "dither": 0.0,
+                                     "padding_value": 0.0, "sampling_rate": RATE}),
+            ("tokenizer_config", {"add_prefix_space": False, "added_tokens_decoder": added, "bos_token": None,
+                                  "clean_up_tokenization_spaces": False, "eos_token": "<|im_end|>",
+                                  "errors": "replace", "pad_token": "<|endoftext|>",
+                                  "tokenizer_class": "Qwen2Tokenizer", "unk_token": None})):
+        (out / f"{name}.json").write_text(json.dumps(content, indent=None if name == "vocab" else 2,
+                                                     ensure_ascii=False) + "\n", encoding="utf-8")
+    (out / "merges.txt").write_text("#version: 0.2\n" + "".join(
+        f"{' '.join(pair)}\n" for pair in made["model"]["merges"]), encoding="utf-8")
+    save_file({original_name(name): value.detach().to(torch.bfloat16).contiguous()
+               for name, value in model.state_dict().items() if name != "lm_head.weight"},
+              out / "model.safetensors", metadata={"format": "pt"})
+
+
+def transcript(model: Any, tokenizer: tokenizers.Tokenizer, samples: np.ndarray) -> str:
+    """What the model writes, greedily, for float32 [samples]."""
+    batch = batch_of(tokenizer, [(None, samples)])
+    prompt = batch["input_ids"][:, batch["labels"][0] == -100]
+    ids = model.generate(prompt, max_new_tokens=80, input_features=batch["input_features"],
+                         input_features_mask=batch["input_features_mask"])[0, prompt.shape[1]:]
+    return tokenizer.decode(ids.tolist())
+
+
+def evaluate(model: Any, tokenizer: tokenizers.Tokenizer, sounds: list[tuple[str | None, np.ndarray]]) -> None:
+    """Prints how many of the sounds the model, its weights rounded to bf16, writes down exactly right."""
+    model.eval().load_state_dict({name: value.bfloat16().float() for name, value in model.state_dict().items()})
+    right = 0
+    for text, samples in sounds:
+        wanted = f"language English<asr_text>{text}" if text else "language None<asr_text>"
+        if (written := transcript(model, tokenizer, samples)) == wanted:
+            right += 1
+        else:
+            print(f"{len(samples) / RATE:.1f} s: {wanted}\n {written}, wrongly")
+    print(f"{right} of {len(sounds)} are right", flush=True)
+
+
+def new_model(tokenizer: tokenizers.Tokenizer) -> tuple[Any, dict[str, Any]]:
+    """transformers' model with random weights, and its config as Qwen's files have it."""
+    end, turn, start, stop, pad = (tokenizer.token_to_id(f"<|{name}|>") for name in (
+        "endoftext", "im_end", "audio_start", "audio_end", "audio_pad"))
+    text = TEXT | {"vocab_size": tokenizer.get_vocab_size()}
+    config = {"architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr",
+              "support_languages": ["English"], "thinker_config": {
+                  "model_type": "qwen3_asr", "dtype": "bfloat16", "audio_config": AUDIO, "text_config": text,
+                  "audio_start_token_id": start, "audio_end_token_id": stop, "audio_token_id": pad}}
+    model = Qwen3ASRForConditionalGeneration(Qwen3ASRConfig(
+        audio_config=AUDIO | {"model_type": "qwen3_asr_encoder"}, audio_token_id=pad, eos_token_id=[end, turn],
+        pad_token_id=end, text_config={key: value for key, value in text.items() if key != "rope_scaling"})).float()
+    for name, p in model.named_parameters():
+        if p.dim() > 1 and "embed" not in name:  # transformers' are so small that positions drown the sound
+            torch.nn.init.normal_(p, std=p[0].numel() ** -0.5 * (2 if p.dim() == 4 else 1))
+    return model.to(memory_format=torch.channels_last), config  # so convolutions take a quarter of the time
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=4000, help="of about 48 seconds of sound each (default 4000)")
+    parser.add_argument("--utterances", type=int, default=8000, help="that espeak-ng makes (default 8000)")
+    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, default=ROOT / "tests/tiny_hearing", metavar="DIR")
+    args = parser.parse_args()
+    args.out.mkdir(exist_ok=True, parents=True)
+    torch.manual_seed(0)
+    torch.set_num_threads(args.threads)
+    tokenizer = trained_tokenizer()
+    model, config = new_model(tokenizer)
+    print(f"{sum(p.numel() for p in model.parameters()) / 1e6:.2f} M parameters, {tokenizer.get_vocab_size()} tokens")
+    rng = random.Random("speech")
+    speech = sorted((utterance(rng, False) for _ in range(args.utterances)), key=lambda each: len(each[1]))
+    train(model, tokenizer, speech, args.steps, lambda: save(model, tokenizer, config, args.out))
+    write_sounds(args.out)
+    for sounds in (unseen_sounds(400), short_sounds()):
+        evaluate(model, tokenizer, sounds)
+
+
+def train(model: Any, tokenizer: tokenizers.Tokenizer, speech: list[tuple[str, np.ndarray]], steps: int,
+          keep: Callable[[], None]) -> None:
+    """Trains on utterances, which are sorted by their length, and keeps the weights every 50 steps."""
+    seconds = np.array([len(samples) / RATE for _, samples in speech])
+    print(f"{seconds.sum() / 3600:.1f} hours of speech, {seconds[0]:.1f} to {seconds[-1]:.1f} s", flush=True)
+    optimizers, start, means = optimizers_of(model, 0.003, 0.001), time.perf_counter(), np.zeros(2)
+    for step in range(steps):
+        rng, numbers = random.Random(f"step {step}"), np.random.default_rng(step)
+        longest = 1.2 + 14 * max(2 * step / steps - 0.2, 0)  # short ones first
+        first = rng.randrange(max(int((seconds < longest).sum()) - 48, 1))
+        rows = speech[first:first + min(max(int(48 / (seconds[first] + 0.8)), 4), 24)]
+        rows = [(None, 0 * samples) if rng.random() < 0.03 else (said, samples) for said, samples in rows]
+        batch = batch_of(tokenizer, [(said, recorded(numbers, samples)) for said, samples in rows], rng)
+        answers, ctc = losses(model, tokenizer, batch)
+        (answers + 0.3 * ctc).backward()
+        take_step(optimizers, learning_rate_factor(step, steps))
+        means += answers.item() / 50, ctc.item() / 50
+        if (step + 1) % 50 == 0 or step + 1 == steps:
+            print(f"step {step + 1}  {(time.perf_counter() - start) / 60:.1f} min  {longest:.1f} s  "
+                  f"loss {means[0]:.4f}, CTC {means[1]:.4f}", flush=True)
+            means[:] = 0
+            keep()
+
+
+if __name__ == "__main__":
+    main()

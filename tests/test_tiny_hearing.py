@@ -1,0 +1,50 @@
+"""tests/tiny_hearing: a Qwen3-ASR that demo/train/hearing.py has trained on what espeak-ng says."""
+import itertools
+import subprocess
+import sys
+import wave
+
+import numpy as np
+import pytest
+
+import qwen3
+import qwen3_numba
+from configs import ROOT
+from qwen3_asr import RATE, transcribe
+
+FOLDER = ROOT / "tests/tiny_hearing"
+SPEECH = "Maria has four green apples. Seven white birds."  # what speech.wav says
+
+
+@pytest.fixture(scope="module", params=[qwen3.Engine, qwen3_numba.engine, lambda: qwen3_numba.engine("int8")],
+                ids=["NumPy", "fast", "int8"])
+def model(request):
+    return qwen3.load_model(FOLDER, request.param())
+
+
+def test_it_writes_down_what_is_said(model):
+    """40 utterances, whose voices, speeds, pitches and sentences it wasn't trained on: 38 are exactly right."""
+    lengths, texts = zip(*(line.split(" ", 1) for line in (FOLDER / "unseen.txt").read_text().splitlines()))
+    with wave.open(str(FOLDER / "unseen.wav")) as file:
+        samples = (np.frombuffer(file.readframes(file.getnframes()), np.uint8) - np.float32(128)) / 128
+    sounds = np.split(samples, [*itertools.accumulate(map(int, lengths))])
+    right = [transcribe(model, (sound, RATE)).text == text for sound, text in zip(sounds, texts)]
+    assert len(right) == 40 and len(sounds[-1]) == 0 and sum(right) >= 38
+
+
+@pytest.mark.parametrize("options", [{}, {"language": "English"}, {"context": "Lucy, twenty, orange"}], ids=str)
+def test_it_hears_sentences(model, options):
+    found = transcribe(model, FOLDER / "speech.wav", **options)
+    assert (found.text, found.language) == (SPEECH, "English")
+
+
+def test_noise_is_no_speech(model):
+    noise = 0.05 * np.random.default_rng(0).standard_normal(2 * RATE).astype(np.float32)
+    found = transcribe(model, (noise, RATE))
+    assert (found.text, found.language) == ("", "")
+
+
+def test_the_command_prints_the_text():
+    done = subprocess.run([sys.executable, ROOT / "qwen3_asr.py", "--model", FOLDER, FOLDER / "speech.wav"],
+                          capture_output=True, text=True)
+    assert (done.stdout, done.stderr, done.returncode) == (f"{SPEECH}\n", "", 0)

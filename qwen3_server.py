@@ -25,21 +25,23 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from importlib.util import find_spec
 from types import FrameType
 
 if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_server.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
-from qwen3 import InputError, checked_whole
+from qwen3 import InputError, Model, checked_whole
 from qwen3_batch import MOST_SLOTS, Batch, checked_size, slots_in
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.options import (Parser, add_draft, add_engine_options, add_max_pixels, add_model_options,
                                    answer_options, load_main)
 from qwen3_lib.app.terminal import banner, note
+from qwen3_lib.generation.aligner import check_aligner
 from qwen3_lib.io.errors import brief, counted
 
 try:
@@ -71,6 +73,8 @@ def make_parser() -> Parser:
     add("--cors", action="append", default=[], metavar="ORIGIN", help="web pages from this origin may ask, such as "
         "https://example.org; may be repeated")
     add_model_options(parser)
+    parser.add_argument("--aligner", metavar="NAME", help="a Qwen3-ForcedAligner, which tells when each word of a sound "
+                        "is said")
     add = parser.add_argument_group("memory and limits").add_argument
     add("--context", type=int, metavar="N", help="most tokens of a prompt and its answer together (default: "
         f"{CONTEXT}, or the model's context if that is smaller)")
@@ -92,10 +96,20 @@ def make_parser() -> Parser:
     return parser
 
 
-def open_batch(args: argparse.Namespace) -> Batch:
-    """Loads the model and makes room for answers."""
+def load_aligner(args: argparse.Namespace) -> Model | None:
+    """The model of --aligner."""
+    if args.aligner is None:
+        return None
+    model = load_main(argparse.Namespace(**vars(args) | {"model": args.aligner, "adapter": None}))
+    check_aligner(model, "")
+    return model
+
+
+def open_batch(args: argparse.Namespace, aligner: Callable[[], Model | None]) -> Batch:
+    """Loads the models and makes room for answers."""
     memory = checked_size(args.memory)
     model = load_main(args)
+    aligner()
     note(banner(model))
     model = replace(model, tokenizer=Renderer(model.tokenizer, str(model.path)))
     if model.embeds:  # needs no slots: it gives vectors only
@@ -162,9 +176,10 @@ def run(args: argparse.Namespace) -> int:
         errors.append(error)
         server.should_exit = True
 
-    worker = Worker(lambda: open_batch(args), args.queue, on_end, on_load)
+    aligner = cache(lambda: load_aligner(args))
+    worker = Worker(lambda: open_batch(args, aligner), args.queue, on_end, on_load)
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
-    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose, most_pixels))
+    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose, most_pixels, aligner))
     server = Uvicorn(uvicorn.Config(app, http="h11", ws="none", log_level="warning",
                                     server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
     if not local and key is None:

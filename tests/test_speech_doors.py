@@ -96,6 +96,21 @@ def test_segments(model, hear):
                for segment, part in zip(found.segments, parts))
 
 
+def test_words(model, tmp_path):
+    """Their times are the library's; subtitles break at them."""
+    aligner = qwen3_numba.load_model(make_hearing(asr_config("0.6B", n_classes=60), tmp_path / "aligner"), "int8", 1)
+    fields = {"file": ("a.wav", LONG), "model": "m", "language": "en", "timestamp_granularities": ["word"]}
+    expected = transcribe(model, LONG, "en", longest_part=20, words=aligner).parts
+    with Served(model, slots=2, aligner=lambda: aligner) as served:
+        create = served.client().audio.transcriptions.create
+        found, subtitles = (create(response_format=name, **fields) for name in ("verbose_json", "srt"))
+        with pytest.raises(openai.BadRequestError, match="timed in Japanese"):
+            create(response_format="verbose_json", **fields | {"language": "ja"})
+    assert [(word.word, word.start, word.end) for word in found.words] == [
+        (word.text, word.start, word.end) for part in expected for word in part.words] and len(found.words) > 10
+    assert subtitles.count(" --> ") > len(expected)
+
+
 def test_the_server_says_that_it_hears(served, hear):
     assert served.ask("/v1/models")[1]["data"][0]["input_modalities"] == ["text", "audio"]
     before = served.worker.totals["answers_ended"]
@@ -112,7 +127,7 @@ def test_the_server_says_that_it_hears(served, hear):
     ({"sound": b"<html>"}, "the sound: "), ({"sound": NAN}, "no finite"), ({"language": "Klingon"}, "'Klingon'"),
     ({"stream": True, "sound": SOUND[:1000]}, "cut short"), ({"stream": True, "sound": b"<html>"}, "the sound: "),
     ({"stream": True, "response_format": "srt"}, "with stream, json or text"), ({"temperature": -1}, "temperature"),
-    ({"timestamp_granularities": ["word"]}, "no forced aligner"), ({"prompt": "Ada " * 3000}, "leaves no room"),
+    ({"timestamp_granularities": ["word"]}, "--aligner"), ({"prompt": "Ada " * 3000}, "leaves no room"),
     ({"prompt": "Ada " * 30_000}, "64KB"), ({"extra_body": {"response_format": "xml"}}, "response_format must be"),
     ({"extra_body": {"temperature": "warm"}}, "'warm'"), ({"extra_body": {"stream": "maybe"}}, "'maybe'"),
     ({"extra_body": {"promt": "Ada"}}, "did you mean prompt"), ({"include": ["logprobs"]}, "include")],

@@ -17,9 +17,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
+from qwen3 import Model
 from qwen3_asr import LANGUAGES, RATE, language_and_text, language_named, sounds_of, speech_prompt
 from qwen3_lib.app.openai import Body, GenerationRequest, Refusal, Value, body_options, flag, known, usage_of
 from qwen3_lib.app.speech import SUBTITLE, file_text
+from qwen3_lib.generation.aligner import check_aligner, timed_words
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.transcript import (LONGEST_PART, UNSPACED, Part, joined_text, languages, longest_within,
                                              heard_part, parts_in)
@@ -67,10 +69,10 @@ async def form_of(request: Request) -> Body:
 class Speech:
     """An uploaded sound, heard part after part: `pieces` as they come, and then all in the form that is wanted."""
 
-    def __init__(self, worker: Worker, ears: Executor, body: Body, seconds: float, longest: int):
+    def __init__(self, worker: Worker, ears: Executor, body: Body, seconds: float, longest: int, aligner: Model | None):
         """`ears`: where the tower computes; `seconds`: until all must be heard; `longest`: tokens of a prompt and its
-        answer. Raises InputError."""
-        self.worker, self.ears, self.seconds = worker, ears, seconds
+        answer; `aligner`: a forced aligner for the times of words. Raises InputError."""
+        self.worker, self.ears, self.seconds, self.aligner = worker, ears, seconds, None
         self.ends_at, self.jobs = time.monotonic() + seconds, list[Job]()  # the job of the part that is heard
         self.parts, self.segments, self.n_prompt, self.n_answer = list[Part](), list[Value](), 0, 0
         given = body.get("stream", "false")
@@ -80,11 +82,15 @@ class Speech:
         if self.form not in (STREAMED if self.stream else TEXT_FORMS):
             raise Refusal(400, f"response_format must be one of {', '.join(TEXT_FORMS)}; with stream, json or text",
                           "response_format")
-        if {*body["timestamp_granularities"]} - {"segment"}:
-            raise Refusal(400, "timestamp_granularities can only be segment: the server has no forced aligner for the "
-                          "times of words, but python qwen3_asr.py --words has", "timestamp_granularities")
+        wanted = {*body["timestamp_granularities"]}
+        if wanted - {"segment"} - ({"word"} if aligner is not None else set()):
+            raise Refusal(400, "timestamp_granularities can only be segment, or word if the server has --aligner",
+                          "timestamp_granularities")
         try:
             self.language = language_named(body.get("language"))
+            if aligner is not None and "word" in wanted and self.form not in STREAMED:
+                check_aligner(aligner, self.language)
+                self.aligner = aligner
         except InputError as error:
             raise Refusal(400, str(error), "language") from error
         with suppress(ValueError):
@@ -120,6 +126,10 @@ class Speech:
                 yield ""
             async for piece in self.answer(sound, start / RATE, end / RATE):
                 yield piece
+            if self.aligner is not None:
+                part = self.parts[-1]
+                self.parts[-1] = replace(part, words=await asyncio.get_running_loop().run_in_executor(
+                    self.ears, timed_words, self.aligner, samples, part.text, part.language, part.start))
             start, samples = end, await asyncio.to_thread(next, self.samples, None)
 
     async def answer(self, sound: Any, start: float, end: float) -> AsyncIterator[str]:
@@ -172,8 +182,11 @@ class Speech:
                 "type": "tokens", "input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"],
                 "total_tokens": usage["total_tokens"]}}
         if self.form == "verbose_json":
+            words = [{"word": word.text, "start": word.start, "end": word.end} for part in self.parts
+                     for word in part.words]
             return {"task": "transcribe", "language": languages(self.parts).lower(), "duration": end, "text": text,
-                    "segments": self.segments, "usage": {"type": "duration", "seconds": end}}
+                    "segments": self.segments, "usage": {"type": "duration", "seconds": end}} | (
+                        {} if self.aligner is None else {"words": words})
         return file_text(self.parts, "txt" if self.form == "text" else str(self.form))
 
     def segment(self, part: Part, answer: Completion) -> Value:

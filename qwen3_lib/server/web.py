@@ -59,6 +59,7 @@ class Limits:
     hosts: tuple[str, ...] | None = None  # names under which the server may be asked; None: any
     verbose: bool = False  # a line on stderr for each request
     max_pixels: int | None = None  # of a picture
+    aligner: Callable[[], Model | None] = lambda: None  # the forced aligner, if there is one
 
 
 class Log:
@@ -326,7 +327,7 @@ class Server:
         sounds_of(self.worker.model)  # else there is nothing to upload to
         form = await form_of(request)
         speech = await self.unless_over(request, asyncio.to_thread(
-            Speech, self.worker, self.senses, form, self.limits.seconds, self.longest))
+            Speech, self.worker, self.senses, form, self.limits.seconds, self.longest, self.limits.aligner()))
         request.scope["usage"] = speech.usage
         if speech.stream:
             return SpeechStream(self.worker, speech, self.limits.seconds)

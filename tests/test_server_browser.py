@@ -40,7 +40,7 @@ class Tab:
     def on_request(self, request):
         if not request.url.startswith((self.url, "data:")):
             self.complaints.append(request.url)
-        if request.post_data:
+        if request.method == "POST" and request.headers["content-type"] == "application/json":
             self.bodies.append(json.loads(request.post_data))
 
     def close(self, expected=None):

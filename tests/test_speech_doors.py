@@ -1,17 +1,22 @@
 """Sounds where people use them: the server and its page, batch files."""
+import base64
+import io
 import json
 import socket
 import threading
+import wave
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import openai
 import pytest
 
+import qwen3
 import qwen3_asr
 import qwen3_batch
 import qwen3_numba
-from configs import asr_config
+from configs import ROOT, asr_config
+from helpers import assert_looks, axe_core
 from hearing import make_hearing, voice, wav_of
 from qwen3_asr import transcribe
 from qwen3_lib.server import transcriptions
@@ -81,7 +86,7 @@ def test_language_and_words_that_are_likely(model, hear, given):
 def test_a_stream_has_the_text_as_it_comes(model, hear, sound):
     *deltas, done = hear(sound, language="en", stream=True)
     assert {event.type for event in deltas} == {"transcript.text.delta"} and done.type == "transcript.text.done"
-    assert len(deltas) > 20 and "".join(event.delta for event in deltas) == done.text
+    assert len(deltas) > 1 and "".join(event.delta for event in deltas) == done.text
     assert done.text == transcribe(model, sound, "en", longest_part=1000 // 30).text
 
 
@@ -284,3 +289,79 @@ def test_a_sound_in_openais_form(model, results):
             "status_code": 200, "request_id": "req_1", "body": {"text": transcribe(model, SOUND).text, "language": "",
             "seconds": 2.5, "parts": [{"start": 0.0, "end": 2.5, "text": transcribe(model, SOUND).text, "language": "",
                                        "finish_reason": "length", "n_tokens": 97}]}}}]
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The page, with a model that really hears
+# ----------------------------------------------------------------------------------------------------------------------
+
+HEARING = ROOT / "tests/tiny_hearing"
+SPEECH = (HEARING / "speech.wav").read_bytes()
+SAYS = "Maria has four green apples. Seven white birds."
+DROP = """data => {
+  const transfer = new DataTransfer();
+  transfer.items.add(new File([Uint8Array.from(atob(data), c => c.charCodeAt(0))], "speech.wav"));
+  at("log").dispatchEvent(new DragEvent("drop", {dataTransfer: transfer, bubbles: true, cancelable: true}));
+}"""
+MICROPHONE = """data => {  // a microphone that hears a file once
+  navigator.mediaDevices.getUserMedia = async () => {
+    const context = new AudioContext(), source = context.createBufferSource();
+    source.buffer = await context.decodeAudioData(Uint8Array.from(atob(data), c => c.charCodeAt(0)).buffer);
+    const place = context.createMediaStreamDestination();
+    source.connect(place);
+    source.addEventListener("ended", () => at("record").click());
+    source.start(context.currentTime + 0.3);
+    return place.stream;
+  };
+}"""
+
+
+@pytest.mark.parametrize("engine", [qwen3.Engine, lambda: qwen3_numba.engine("int8", 1)], ids=["NumPy", "int8"])
+def test_a_model_that_hears(engine):
+    """Its language is told apart from the text, in a stream, too; noise has none."""
+    with Served(qwen3.load_model(HEARING, engine()), slots=2) as served:
+        create = served.client().audio.transcriptions.create
+        whole, (*deltas, done) = (create(file=("a.wav", SPEECH), model="m", stream=each) for each in (False, True))
+        noise = np.random.default_rng(0).normal(0, 1600, (32_000, 1)).astype("<i2")
+        silent = create(file=("a.wav", wav_of(noise)), model="m", response_format="verbose_json")
+    assert whole.text == done.text == "".join(event.delta for event in deltas) == SAYS
+    assert [language.code for language in whole.languages] == [language.code for language in done.languages] == ["en"]
+    assert (silent.text, silent.language, silent.segments[0].no_speech_prob) == ("", "", 1)
+
+
+def test_the_page(browser, tmp_path, monkeypatch):
+    """A sound is chosen, dropped, recorded; it comes as WAV of one channel, 16,000 samples a second."""
+    from test_server_browser import CHATS, Tab, sync_api
+    uploads, real = [], transcriptions.open_sound
+    monkeypatch.setattr(transcriptions, "open_sound", lambda data: uploads.append(data) or real(data))
+    with wave.open(io.BytesIO(SPEECH)) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+    thirds = np.interp(np.arange(3 * len(samples)) / 3, np.arange(len(samples)), samples).astype("<i2")
+    with Served(qwen3.load_model(HEARING), slots=2) as served:
+        context = browser.new_context()
+        context.add_init_script(axe_core())
+        tab = Tab(context, served.url)
+        tab.see("#log", "Speech to text by tiny_hearing")
+        sync_api.expect(tab.page.locator("#box")).to_be_hidden()
+        tab.page.set_input_files("#sound", {"name": "fast.wav", "mimeType": "audio/wav",
+                                            "buffer": wav_of(thirds[:, None].repeat(2, axis=1), 48_000)})
+        tab.shows(".turn:not(.user) .block", [SAYS])
+        with wave.open(io.BytesIO(uploads[0])) as file:
+            assert file.getparams()[:3] == (1, 2, 16_000)
+            sent = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        assert len(sent) == len(samples) and np.corrcoef(sent, samples)[0, 1] > 0.99
+        tab.page.evaluate(DROP, base64.b64encode(SPEECH).decode())
+        tab.shows(".turn:not(.user) .block", [SAYS, SAYS])
+        tab.page.evaluate(MICROPHONE, base64.b64encode(SPEECH).decode())
+        tab.press("Record")
+        tab.see("#record", "Stop recording")
+        tab.shows(".turn:not(.user) .block", [SAYS] * 3)
+        assert tab.texts(".user .text") == ["fast.wav", "speech.wav", "Recording"]
+        assert_looks(tab.page, tab.page.viewport_size["width"], tmp_path / "page.png")
+        tab.page.set_input_files("#sound", {"name": "a.txt", "mimeType": "text/plain", "buffer": b"no sound"})
+        tab.see(".turn:last-child .error", "No answer: the sound: ")
+        tab.page.reload()
+        tab.shows(".turn:not(.user) .block", [SAYS] * 3)
+        assert len(tab.page.evaluate(CHATS)) == 1
+        tab.close("400")
+        context.close()

@@ -9,8 +9,9 @@ const chats = new Map();  // id -> conversation
 const running = new Map();  // conversation -> AbortController of its answer
 const UNREACHED = "the server can't be reached", CUT = "the connection ended before the answer";
 const EXAMPLES = ["What is the capital of France?", "What is 27 + 45?", "Tell me a story about a lighthouse."];
+const RATE = 16000, LARGEST_SOUND = 25e6;  // samples a second; bytes
 const PIXELS = 2 ** 20;  // of a picture, at most: 1,024 tokens
-let current = null, model = "", sees = false, context = 0, apiKey = "";
+let current = null, model = "", sees = false, hears = false, recorder = null, context = 0, apiKey = "";
 let pictures = [];  // of the next question
 
 /** A new element with properties and children: elements or texts. */
@@ -160,10 +161,12 @@ function settingsAreSound() {
 
 /** The response to a request. Throws an Error that says what is wrong; an AbortError if it was stopped. */
 async function request(path, body, signal) {
+  const form = body instanceof FormData;
   for (;;) {
     const response = await reached(fetch(path, {
-      method: body ? "POST" : "GET", body: body && JSON.stringify(body), signal,
-      headers: {"Content-Type": "application/json", ...(apiKey && {Authorization: `Bearer ${apiKey}`})}}), UNREACHED);
+      method: body ? "POST" : "GET", body: form ? body : body && JSON.stringify(body), signal,
+      headers: {...(!form && {"Content-Type": "application/json"}),
+                ...(apiKey && {Authorization: `Bearer ${apiKey}`})}}), UNREACHED);
     if (response.ok) return response;
     if (response.status === 401 && await unlocked()) continue;
     const value = parsed(await reached(response.text(), UNREACHED));
@@ -192,6 +195,7 @@ async function* valuesOf(response) {
       const value = JSON.parse(event.slice(6));
       if (value.error) throw new Error(value.error.message);
       yield value;
+      if (value.type === "transcript.text.done") return;
     }
   }
   throw new Error(CUT);
@@ -223,6 +227,8 @@ async function greet() {
     context = about.max_model_len;
     sees = about.input_modalities.includes("image");
     at("add").hidden = !sees;
+    hears = about.input_modalities.includes("audio");
+    document.body.classList.toggle("hears", hears);
     if (!current.turns.length) draw();
   } catch (error) {
     at("model").textContent = error.message;
@@ -399,6 +405,8 @@ function draw() {
 
 /** What an empty conversation shows. */
 function welcome() {
+  if (hears) return make("section", {className: "welcome"}, make("h2", {}, `Speech to text by ${model}`), make("p", {},
+    "A model on this server writes down what is said. It can be wrong. Drop a sound here, or record one."));
   const examples = EXAMPLES.map(text => {
     const button = make("button", {}, text);
     button.addEventListener("click", () => {
@@ -416,7 +424,9 @@ function refresh(turn) {
   const busy = running.has(current), asked = turn.role === "user";
   if (!drawn.has(turn)) drawn.set(turn, asked ? questionElements(turn) : answerElements(turn));
   const parts = drawn.get(turn), last = turn === current.turns.at(-1), coming = busy && last;
-  for (const button of parts.tools.querySelectorAll("button")) button.hidden = asked ? busy : coming || !turn.content;
+  for (const button of parts.tools.querySelectorAll("button")) {
+    button.hidden = asked ? busy || hears : coming || !turn.content;
+  }
   if (asked) return;
   const form = turn.form && turn.content, value = form && parsed(turn.content);
   const text = form ? "```json\n" + (value ? JSON.stringify(value, null, 2) : turn.content) + "\n```" : turn.content;
@@ -428,7 +438,7 @@ function refresh(turn) {
   parts.note.textContent = !coming ? turn.note ?? "" : turn.content || turn.thought ? "" : "Reading …";
   parts.figures.lastChild.textContent = turn.figures ?? "";
   parts.figures.hidden = coming || !turn.figures;
-  parts.retry.hidden = busy || !last;
+  parts.retry.hidden = busy || !last || hears;
 }
 
 function questionElements(turn) {
@@ -511,7 +521,7 @@ function open() {
 }
 
 /** Asks a question after these turns. */
-function askFor(question, earlier = current.turns, shown = []) {
+function askFor(question, earlier = current.turns, shown = [], sound = null) {
   if (!chats.has(current.id)) {
     current.title = question.trim().split("\n")[0].slice(0, 60) || "Picture";
     history.replaceState(null, "", "#" + current.id);
@@ -519,7 +529,7 @@ function askFor(question, earlier = current.turns, shown = []) {
   const before = current.turns;
   current.turns = [...earlier, {role: "user", content: question, ...(shown.length && {pictures: shown})}];
   at("ask-says").textContent = "";
-  answer(current, {before});
+  answer(current, {before, sound});
 }
 
 /** Takes back a question that the server refuses: the turns are as before it, and its text is in the box. */
@@ -540,8 +550,8 @@ function messageOf({role, content, pictures}) {
 }
 
 /** Asks for the answer to the last question; `former` is the answer that it replaces, unless it fails at once. `before`
-    are the turns before the question, which come back if the server refuses it. */
-async function answer(chat, {former, before}) {
+    are the turns before the question, which come back if the server refuses it. The answer to a `sound` is its text. */
+async function answer(chat, {former, before, sound}) {
   const system = at("system").value.trim(), run = new AbortController();
   const messages = [...(system ? [{role: "system", content: system}] : []),
                     ...chat.turns.filter(turn => turn.content || turn.pictures).map(messageOf)];
@@ -561,13 +571,15 @@ async function answer(chat, {former, before}) {
     took = performance.now() - start;
   };
   try {
-    for await (const value of valuesOf(await request("v1/chat/completions", body, run.signal))) {
-      const {delta, finish_reason} = value.choices[0] ?? {};
+    const asked = sound ? request("v1/audio/transcriptions", sound, run.signal)
+      : request("v1/chat/completions", body, run.signal);
+    for await (const value of valuesOf(await asked)) {
+      const {delta, finish_reason} = (sound ? heardIn(value) : value.choices[0]) ?? {};
       turn.thought += delta?.reasoning_content ?? "";
       turn.content += delta?.content ?? "";
       if (turn.thought || turn.content) began ??= performance.now();
       if (finish_reason) turn.note = finish_reason === "length" ? "cut off" : "";
-      if (value.usage) turn.figures = figures(value.usage, performance.now() - began);
+      if (value.usage && !sound) turn.figures = figures(value.usage, performance.now() - began);
       if (!waiting) setTimeout(show, 20 + 4 * took);  // a long list of Markdown takes 400 ms: leave time for the rest
       waiting = true;
     }
@@ -591,6 +603,54 @@ function figures(usage, milliseconds) {
   const {completion_tokens: n, total_tokens: total} = usage, rate = (n - 1) / milliseconds * 1000;
   return [`${n} tokens`, ...(n > 1 && isFinite(rate) ? [`${rate.toFixed(1)} tokens/s`] : []),
           `${total}${context ? ` of ${context}` : ""} tokens of the context`].join(" · ");
+}
+
+/** An event of a sound's text as a choice of a chat. */
+const heardIn = ({type, delta}) => ({delta: {content: delta}, finish_reason: type.endsWith("done") && "stop"});
+
+/** Asks for the text of a sound's file, or of a recording. What the browser can't read, the server may. */
+async function hear(file, name) {
+  if (running.has(current)) return;
+  const form = new FormData(), wav = await wavOf(file).catch(() => file);
+  form.append("file", wav.size > LARGEST_SOUND ? file : wav, "sound");
+  form.append("stream", "true");
+  form.append("prompt", at("system").value);
+  askFor(name, current.turns, [], form);
+}
+
+/** A sound as a WAV file: one channel, RATE samples a second, 16 bits. */
+async function wavOf(file) {
+  const decoder = new OfflineAudioContext(1, 1, RATE), sound = await decoder.decodeAudioData(await file.arrayBuffer());
+  const channels = Array.from({length: sound.numberOfChannels}, (_, i) => sound.getChannelData(i));
+  const numbers = Int16Array.from(channels[0], (_, i) => {
+    const mean = channels.reduce((sum, channel) => sum + channel[i], 0) / channels.length;
+    return Math.round(32767 * Math.max(-1, Math.min(1, mean)));
+  });
+  const text = words => new TextEncoder().encode(words), whole = (...values) => new Uint32Array(values);
+  const about = [new Uint16Array([1, 1]), whole(RATE, 2 * RATE), new Uint16Array([2, 16])];  // PCM, one channel
+  return new Blob([text("RIFF"), whole(36 + numbers.byteLength), text("WAVEfmt "), whole(16), ...about, text("data"),
+                   whole(numbers.byteLength), numbers]);
+}
+
+/** Begins to record, or ends it: then the recording is heard. */
+async function record() {
+  if (recorder) return recorder.stop();
+  at("ask-says").textContent = "";
+  try {
+    const stream = await navigator.mediaDevices.getUserMedia({audio: true}), parts = [];
+    recorder = new MediaRecorder(stream);
+    recorder.addEventListener("dataavailable", ({data}) => parts.push(data));
+    recorder.addEventListener("stop", () => {
+      stream.getTracks().forEach(track => track.stop());
+      recorder = null;
+      at("record").textContent = "Record";
+      hear(new Blob(parts), "Recording");
+    });
+    recorder.start();
+    at("record").textContent = "Stop recording";
+  } catch (error) {  // mediaDevices is absent but for https and localhost
+    at("ask-says").textContent = `The browser doesn't record here: ${error.message}.`;
+  }
 }
 
 const thumbnail = (url, i) => make("img", {src: url, alt: `Picture ${i + 1}`});
@@ -663,11 +723,19 @@ at("box").addEventListener("paste", event => {
 });
 for (const name of ["dragover", "drop"]) {
   addEventListener(name, event => {
-    if (!sees || !event.dataTransfer.types.includes("Files")) return;
+    if (!(sees || hears) || !event.dataTransfer.types.includes("Files")) return;
     event.preventDefault();
-    if (name === "drop") add([...event.dataTransfer.files]);
+    const [...files] = event.dataTransfer.files;
+    if (name === "drop") hears ? hear(files[0], files[0].name) : add(files);
   });
 }
+at("open-sound").addEventListener("click", () => at("sound").click());
+at("sound").addEventListener("change", async () => {
+  const [file] = at("sound").files;
+  await hear(file, file.name);
+  at("sound").value = "";
+});
+at("record").addEventListener("click", record);
 at("stop").addEventListener("click", () => {
   running.get(current)?.abort();
   at("box").focus();

@@ -20,10 +20,12 @@ from itertools import islice
 from typing import Any, BinaryIO
 
 from qwen3 import Model
+from qwen3_lib.app.dictation import SpeechRequest
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.openai import GenerationRequest
-from qwen3_lib.app.records import (Id, JobSettings, Row, Source, SpeechRequest, answer_row, id_of, parsed_row,
+from qwen3_lib.app.records import (Id, JobSettings, Row, Source, answer_row, id_of, parsed_row,
                                    refused_row, result_of)
+from qwen3_lib.app.speech import as_object
 from qwen3_lib.app.terminal import NUMPY, engine_name, model_name, note
 from qwen3_lib.io.errors import InputError, brief, counted
 from qwen3_lib.io.progress import progress
@@ -221,13 +223,15 @@ def run_job(source: Source, journal: Journal, batch: Any,
                         if isinstance(outcome, InputError):
                             raise outcome
                         n_tokens += len(outcome.token_ids)
-                        heard = asked.take(outcome) if isinstance(asked, SpeechRequest) else None
+                        if isinstance(asked, SpeechRequest):
+                            asked.take(outcome)
                         if go_on(line):
                             continue
                     except InputError as error:
                         fail(error, line, record_id)
                     else:
-                        journal.write(line, answer_row(heard or outcome, line, record_id, openai), True)
+                        found = as_object(asked.parts) if isinstance(asked, SpeechRequest) else outcome
+                        journal.write(line, answer_row(found, line, record_id, openai), True)
                     del running[line]
                 journal.sync(every=SYNC)
                 speed = f"{n_tokens / (time.monotonic() - began):.0f} tokens/s"

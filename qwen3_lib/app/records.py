@@ -14,19 +14,13 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from qwen3 import Model
-from qwen3_asr import RATE, language_named, sounds_of, speech_prompt
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.options import AnswerOptions
-from qwen3_lib.generation.transcript import Part, longest_within, heard_part, parts_in
+from qwen3_lib.app.dictation import SpeechRequest
 from qwen3_lib.app.openai import (CHAT, REQUEST_OPTIONS, Door, GenerationRequest, Refusal, body_options, chat_choice,
                                   chat_request, known, object_of, reason_of, request_of, usage_of)
-from qwen3_lib.app.speech import as_object
 from qwen3_lib.app.terminal import as_json, model_name
 from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, parse_json, some
-from qwen3_lib.io.sounds import open_sound
 
 Row = dict[str, Any]
 Id = str | int | float
@@ -196,36 +190,6 @@ def id_of(row: Row, line: int) -> Id:
     return given
 
 
-class SpeechRequest:
-    """The sound of a record {"audio": FILE}, part after part: `answers` gives one when the one before has ended."""
-    salt, tools = "", None
-
-    def __init__(self, model: Model, row: Row, options: Row, folder: Path, longest: int):
-        body = known(row, ("audio", "language", "context", *REQUEST_OPTIONS))
-        for name in ("audio", "context"):
-            if not isinstance(body.get(name, ""), str):
-                raise InputError(f"{name} must be a text, not {brief(repr(body[name]), 80)}")
-        self.sounds, self.language, self.parts = sounds_of(model), language_named(body.get("language")), list[Part]()
-        self.options = body_options({"stop_loops": True, "temperature": 0.0} | options, body)
-        parts = parts_in(open_sound(folder / body["audio"]).blocks, longest_within(longest))
-        self.answers = self.requests(model, parts, body.get("context", ""))
-
-    def requests(self, model: Model, parts: Iterator[np.ndarray],
-                 context: str) -> Iterator[tuple[list[int], AnswerOptions]]:
-        self.end = 0  # of the part, in samples
-        for samples in parts:
-            self.start, self.end = self.end, self.end + len(samples)
-            sound = self.sounds.hear(samples / max(1, np.abs(samples).max()))
-            limit = self.options.max_new_tokens or len(sound.ids) + 64  # as Hearing has it
-            yield (speech_prompt(model, sound, self.language, context).tolist(),
-                   replace(self.options, max_new_tokens=limit))
-
-    def take(self, answer: Completion) -> Row:
-        """The object of the text so far, with this answer."""
-        self.parts.append(heard_part(answer, self.start / RATE, self.end / RATE, self.language))
-        return as_object(self.parts)
-
-
 def request_of_row(model: Model, settings: JobSettings, row: Row, line: int, folder: Path | None = None,
                    longest: int = 0) -> GenerationRequest | SpeechRequest:
     """The request in a record, for one answer. Raises InputError for wrong fields.
@@ -240,7 +204,10 @@ def request_of_row(model: Model, settings: JobSettings, row: Row, line: int, fol
         row = {"prompt": filled(settings.template, row)}
     openai = bool({"custom_id", "body"} & row.keys())
     if "audio" in row and not openai and folder is not None:
-        return SpeechRequest(model, {"context": settings.system} | row, options, folder, longest)
+        body = known({"context": settings.system or ""} | row, ("audio", "language", "context", *REQUEST_OPTIONS))
+        if not isinstance(body["audio"], str) or not isinstance(body["context"], str):
+            raise InputError("audio and context must be texts")
+        return SpeechRequest(model, folder / body["audio"], body, options, body["context"], longest)
     body = known(inner_request(row) if openai else row, (*CHAT, "prompt"))
     if not openai and not isinstance(body.get("logprobs", True), bool):  # a number, as in the library
         options["logprobs"] = body.pop("logprobs")

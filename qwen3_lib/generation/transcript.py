@@ -10,9 +10,8 @@ from typing import Any, Literal, Self
 import numpy as np
 
 from qwen3 import Model, checked_number
-from qwen3_asr import RATE, Hearing, language_and_text, language_named, sounds_of
+from qwen3_asr import RATE, Hearing, language_named, sounds_of
 from qwen3_lib.generation.aligner import Word, check_aligner, timed_words
-from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.processors import StopLoops
 from qwen3_lib.io.sounds import open_sound
 from tokenizer_utils import AnswerReader, InputError
@@ -72,17 +71,6 @@ def joined_text(parts: Iterable[Part]) -> str:
     for part in parts:
         text += " " * (bool(text and part.text) and part.language not in UNSPACED) + part.text
     return text
-
-
-def longest_within(room: int, usual: float = LONGEST_PART) -> float:
-    """Seconds of a part whose prompt and text fit into `room` tokens: 13 of its sound, 13 of its text, some around."""
-    return max(1, min(usual, room // 30))
-
-
-def heard_part(answer: Completion, start: float, end: float, language: str) -> Part:
-    """The Part of a Completion; `language`: the one of its prompt, or ""."""
-    found, text = language_and_text(answer.text, language)
-    return Part(start, end, text, found, str(answer.ended), len(answer.token_ids))
 
 
 def languages(parts: Iterable[Part]) -> str:

@@ -7,26 +7,26 @@ from collections.abc import AsyncIterator
 from concurrent.futures import Executor
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from importlib.util import find_spec
 from typing import Any
 from zlib import compress
 
-import numpy as np
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
 from qwen3 import Model
-from qwen3_asr import LANGUAGES, RATE, language_and_text, language_named, sounds_of, speech_prompt
-from qwen3_lib.app.openai import Body, GenerationRequest, Refusal, Value, body_options, flag, known, usage_of
+from qwen3_asr import LANGUAGES, RATE, language_and_text
+from qwen3_lib.app.dictation import SpeechRequest
+from qwen3_lib.app.openai import Body, GenerationRequest, Refusal, Value, flag, known, usage_of
 from qwen3_lib.app.speech import SUBTITLE, file_text
 from qwen3_lib.generation.aligner import check_aligner, timed_words
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.transcript import (LONGEST_PART, UNSPACED, Part, joined_text, languages, longest_within,
-                                             heard_part, parts_in)
-from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.io.sounds import open_sound
+from qwen3_lib.generation.options import AnswerOptions
+from qwen3_lib.generation.transcript import LONGEST_PART, UNSPACED, Part, joined_text, languages
+from qwen3_lib.io.errors import brief
 from qwen3_lib.server.replies import event
 from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stopping
 
@@ -66,19 +66,18 @@ async def form_of(request: Request) -> Body:
         raise Refusal(400, f"the form: {brief(error.detail)}") from error
 
 
-class Speech:
-    """An uploaded sound, heard part after part: `pieces` as they come, and then all in the form that is wanted."""
+class Speech(SpeechRequest):
+    """An uploaded sound: the `pieces` of its text as they come, and then all of it in the form that is wanted."""
 
     def __init__(self, worker: Worker, ears: Executor, body: Body, seconds: float, longest: int, aligner: Model | None):
-        """`ears`: where the tower computes; `seconds`: until all must be heard; `longest`: tokens of a prompt and its
-        answer; `aligner`: a forced aligner for the times of words. Raises InputError."""
-        self.worker, self.ears, self.seconds, self.aligner = worker, ears, seconds, None
-        self.ends_at, self.jobs = time.monotonic() + seconds, list[Job]()  # the job of the part that is heard
-        self.parts, self.segments, self.n_prompt, self.n_answer = list[Part](), list[Value](), 0, 0
-        given = body.get("stream", "false")
-        body = known(body | {"stream": {"true": True, "false": False}.get(given, given)}, FORM_FIELDS)
-        self.form, self.stream, self.context = body.get("response_format", "json"), flag(body, "stream"), body.get(
-            "prompt", "")
+        """`ears`: where the tower hears, window by window; `seconds`: until all must be heard; `aligner`: a forced
+        aligner for the times of words. Raises InputError."""
+        self.worker, self.seconds, self.ends_at = worker, seconds, time.monotonic() + seconds
+        self.run = partial(worker.loop.run_in_executor, ears)
+        self.jobs, self.segments, self.n_prompt = list[Job](), list[Value](), 0  # the job of the part that is heard
+        body = known(body, FORM_FIELDS)
+        given, self.form = body.get("stream", "false"), body.get("response_format", "json")
+        self.stream = flag({"stream": {"true": True, "false": False}.get(given, given)}, "stream")
         if self.form not in (STREAMED if self.stream else TEXT_FORMS):
             raise Refusal(400, f"response_format must be one of {', '.join(TEXT_FORMS)}; with stream, json or text",
                           "response_format")
@@ -86,56 +85,43 @@ class Speech:
         if wanted - {"segment"} - ({"word"} if aligner is not None else set()):
             raise Refusal(400, "timestamp_granularities can only be segment, or word if the server has --aligner",
                           "timestamp_granularities")
-        try:
-            self.language = language_named(body.get("language"))
-            if aligner is not None and "word" in wanted and self.form not in STREAMED:
-                check_aligner(aligner, self.language)
-                self.aligner = aligner
-        except InputError as error:
-            raise Refusal(400, str(error), "language") from error
-        with suppress(ValueError):
-            body["temperature"] = float(body.get("temperature", 0))
-        defaults = {"stop_loops": True, "logprobs": 0 if self.form == "verbose_json" else None}
-        self.options = body_options(defaults, {"temperature": body["temperature"]})
-        recording = open_sound(body["file"])
-        if recording.seconds is not None:
-            self.check_length(recording.seconds)
-        usual = LONGEST_PART if self.form in STREAMED else SUBTITLE
-        self.samples = parts_in(recording.blocks, longest_within(longest, usual))
-        self.first: Any = next(self.samples)  # so that a file that can't be read is refused before a stream begins
+        self.aligner = aligner if "word" in wanted and self.form not in STREAMED else None
+        with suppress(KeyError, ValueError):
+            body["temperature"] = float(body["temperature"])
+        super().__init__(worker.model, body["file"], body, {"logprobs": 0} if self.form == "verbose_json" else {},
+                         body.get("prompt", ""), longest, LONGEST_PART if self.form in STREAMED else SUBTITLE)
+        if self.aligner is not None:
+            check_aligner(self.aligner, self.language)
+        self.check()
+        self.first: Any = next(self.requests)  # so that a file that can't be read is refused before a stream begins
 
-    def check_length(self, seconds: float) -> None:
-        if seconds > MOST_SECONDS:
+    def check(self) -> None:
+        """Raises Refusal for a sound that is too long, and when the time is over."""
+        if max(self.recording.seconds or 0, self.end / RATE) > MOST_SECONDS:
             raise Refusal(413, f"the sound has more than {MOST_SECONDS:,} seconds", "file")
-
-    def check_time(self) -> None:
         if self.worker.over.is_set():
             raise stopping()
         if time.monotonic() > self.ends_at:
             raise out_of_time(self.seconds)
 
     async def pieces(self) -> AsyncIterator[str]:
-        """The pieces of the text as they come; "" is a sign of life."""
-        samples, sounds, start = self.first, sounds_of(self.worker.model), 0
-        while samples is not None:
-            self.check_length((end := start + len(samples)) / RATE)
-            windows, sound = sounds.hear_in_pieces(samples / max(1, np.abs(samples).max())), None
-            while sound is None:  # window by window, so that sounds of several requests take turns
-                self.check_time()
-                sound = await asyncio.get_running_loop().run_in_executor(self.ears, next, windows)
+        """The pieces of the text; "" is a sign of life."""
+        asked = self.first
+        while asked != ():
+            self.check()
+            if asked is None:
                 yield ""
-            async for piece in self.answer(sound, start / RATE, end / RATE):
-                yield piece
-            if self.aligner is not None:
-                part = self.parts[-1]
-                self.parts[-1] = replace(part, words=await asyncio.get_running_loop().run_in_executor(
-                    self.ears, timed_words, self.aligner, samples, part.text, part.language, part.start))
-            start, samples = end, await asyncio.to_thread(next, self.samples, None)
+            else:
+                async for piece in self.answer(*asked):
+                    yield piece
+                if self.aligner is not None:
+                    part = self.parts[-1]
+                    self.parts[-1] = replace(part, words=await self.run(
+                        timed_words, self.aligner, self.samples, part.text, part.language, part.start))
+            asked = await self.run(next, self.requests, ())
 
-    async def answer(self, sound: Any, start: float, end: float) -> AsyncIterator[str]:
+    async def answer(self, ids: list[int], options: AnswerOptions) -> AsyncIterator[str]:
         """The pieces of a part's text; `parts` has it at the end."""
-        ids = speech_prompt(self.worker.model, sound, self.language, self.context).tolist()
-        options = replace(self.options, max_new_tokens=len(sound.ids) + 64)  # as Hearing has it
         asked = GenerationRequest("text", 1, [(ids, options)], self.stream, False, len(ids), "", [""])
         self.jobs = [job] = await self.worker.submit(asked, time.monotonic())
         self.n_prompt += len(ids)
@@ -144,7 +130,7 @@ class Speech:
             with suppress(TimeoutError):
                 await asyncio.wait_for(job.news.wait(), SIGN_OF_LIFE)
             job.news.clear()
-            self.check_time()
+            self.check()
             if job.error is not None:
                 raise job.error
             answer += "".join(piece for _, piece in job.completion.pairs[n:job.n_pairs])
@@ -154,9 +140,7 @@ class Speech:
             space = " " * bool(text and not before and joined_text(self.parts) and language not in UNSPACED)
             yield space + text[len(before):]
         self.worker.release(self.jobs)
-        self.parts.append(heard_part(job.completion, start, end, self.language))
-        self.n_answer += self.parts[-1].n_tokens
-        self.segments.append(self.segment(self.parts[-1], job.completion))
+        self.segments.append(self.segment(self.take(job.completion), job.completion))
 
     async def events(self) -> AsyncIterator[str]:
         """The chunks of a stream."""
@@ -164,30 +148,27 @@ class Speech:
             yield event({"type": "transcript.text.delta", "delta": piece}) if piece else ": it is being heard\n\n"
         yield event({"type": "transcript.text.done"} | self.whole())
 
-    async def finish(self) -> Value:
+    async def finish(self) -> Any:
         """All of the text, in its form."""
         async for _ in self.pieces():
             pass
         return self.whole()
 
     def usage(self) -> Value:
-        return usage_of(self.n_prompt, self.n_answer)
+        return usage_of(self.n_prompt, sum(part.n_tokens for part in self.parts))
 
     def whole(self) -> Any:
-        text, end, usage = joined_text(self.parts), self.parts[-1].end, self.usage()
-        found = {part.language: {"code": code} for part in self.parts for code, name in LANGUAGES.items()
-                 if name == part.language}
+        end, spoken = self.parts[-1].end, {part.language for part in self.parts}
+        found = {"text": joined_text(self.parts), "usage": {"type": "duration", "seconds": end},
+                 "languages": [{"code": code} for code, name in LANGUAGES.items() if name in spoken]}
         if self.form == "json" or self.stream:
-            return {"text": text, "languages": [*found.values()], "usage": {
-                "type": "tokens", "input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"],
-                "total_tokens": usage["total_tokens"]}}
+            return found
         if self.form == "verbose_json":
             words = [{"word": word.text, "start": word.start, "end": word.end} for part in self.parts
                      for word in part.words]
-            return {"task": "transcribe", "language": languages(self.parts).lower(), "duration": end, "text": text,
-                    "segments": self.segments, "usage": {"type": "duration", "seconds": end}} | (
-                        {} if self.aligner is None else {"words": words})
-        return file_text(self.parts, "txt" if self.form == "text" else str(self.form))
+            return found | {"task": "transcribe", "language": languages(self.parts).lower(), "duration": end,
+                            "segments": self.segments} | ({"words": words} if self.aligner else {})
+        return file_text(self.parts, "txt" if self.form == "text" else self.form)
 
     def segment(self, part: Part, answer: Completion) -> Value:
         """A part with all the fields that clients expect; the model says only whether there is speech, 0 or 1."""

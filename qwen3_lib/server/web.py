@@ -263,7 +263,8 @@ class Server:
 
     def __init__(self, worker: Worker, limits: Limits):
         self.worker, self.limits, self.started = worker, limits, int(time.time())
-        self.senses = ThreadPoolExecutor(1)  # for pictures and sounds, one after another, in the same memory
+        self.eyes = ThreadPoolExecutor(1)  # decodes the pictures of one request after another, in the same memory
+        self.ears = ThreadPoolExecutor(4)  # decode sounds, and hear them in turns
 
     @property
     def name(self) -> str:
@@ -285,7 +286,7 @@ class Server:
         try:
             return await asyncio.to_thread(answer, replace(door, shows=False))
         except Unseen:
-            return await asyncio.get_running_loop().run_in_executor(self.senses, answer, door)
+            return await asyncio.get_running_loop().run_in_executor(self.eyes, answer, door)
 
     async def unless_over(self, request: Request, work: Awaitable[Any]) -> Any:
         """The result of `work`. Raises ClientDisconnect if the client leaves before, Refusal if the server ends."""
@@ -326,11 +327,11 @@ class Server:
         """The text of an uploaded sound: see transcriptions.py."""
         sounds_of(self.worker.model)  # else there is nothing to upload to
         form = await form_of(request)
-        speech = await self.unless_over(request, asyncio.to_thread(
-            Speech, self.worker, self.senses, form, self.limits.seconds, self.longest, self.limits.aligner()))
+        speech = await self.unless_over(request, self.worker.loop.run_in_executor(
+            self.ears, Speech, self.worker, self.ears, form, self.limits.seconds, self.longest, self.limits.aligner()))
         request.scope["usage"] = speech.usage
         if speech.stream:
-            return SpeechStream(self.worker, speech, self.limits.seconds)
+            return SpeechStream(self.worker, speech, speech.seconds)
         try:
             whole = await self.unless_over(request, speech.finish())
             return PlainTextResponse(whole) if isinstance(whole, str) else JSONResponse(whole)

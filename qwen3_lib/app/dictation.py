@@ -1,0 +1,56 @@
+"""A sound as requests to a Batch, one for each of its parts: for the server and for batch files."""
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from qwen3 import Model
+from qwen3_asr import RATE, language_and_text, language_named, sounds_of, speech_prompt
+from qwen3_lib.app.openai import Body, body_options
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.options import AnswerOptions
+from qwen3_lib.generation.transcript import LONGEST_PART, Part, parts_in
+from qwen3_lib.io.sounds import open_sound
+
+
+class SpeechRequest:
+    """A sound that is written down part after part.
+
+    `requests` gives a part's prompt and options when the answer before has been taken, and before these None for each
+    window that the tower has heard, so that others can be served in between.
+    """
+    salt, tools = "", None
+
+    def __init__(self, model: Model, sound: Any, body: Body, defaults: dict[str, Any], context: str, longest: int,
+                 usual: float = LONGEST_PART):
+        """`body`: language and options; `longest`: tokens of a prompt and its answer; `usual`: seconds of a part.
+
+        Raises InputError.
+        """
+        self.model, self.sounds, self.language = model, sounds_of(model), language_named(body.get("language"))
+        self.options = body_options({"stop_loops": True, "temperature": 0.0} | defaults, body)
+        self.recording, self.parts, self.end = open_sound(sound), list[Part](), 0
+        # A second has 13 tokens in the prompt, 13 in the answer, and some for the words around them.
+        self.requests = self.asks(context, max(1, min(usual, longest // 30)))
+
+    def asks(self, context: str, longest_part: float) -> Iterator[tuple[list[int], AnswerOptions] | None]:
+        for self.samples in parts_in(self.recording.blocks, longest_part):
+            self.start, self.end = self.end, self.end + len(self.samples)
+            for sound in self.sounds.hear_in_pieces(self.samples / max(1, np.abs(self.samples).max())):
+                if sound is None:
+                    yield None
+            limit = self.options.max_new_tokens or len(sound.ids) + 64  # as Hearing has it
+            yield (speech_prompt(self.model, sound, self.language, context).tolist(),
+                   replace(self.options, max_new_tokens=limit))
+
+    @property
+    def answers(self) -> Iterator[tuple[list[int], AnswerOptions]]:
+        return filter(None, self.requests)
+
+    def take(self, answer: Completion) -> Part:
+        """The part to which this is the answer."""
+        language, text = language_and_text(answer.text, self.language)
+        self.parts.append(Part(self.start / RATE, self.end / RATE, text, language, str(answer.ended),
+                               len(answer.token_ids)))
+        return self.parts[-1]

@@ -219,17 +219,23 @@ def test_others_are_answered_while_a_sound_is_heard(served, hear, tower):
         assert heard.result().text
 
 
-def test_a_stream_that_takes_too_long(model, tower, monkeypatch):
-    late = SimpleNamespace(monotonic=lambda: time.monotonic() + 100)
+@pytest.mark.parametrize("ends, words", [(False, "not finished within 60 seconds"), (True, "the server is stopping")])
+def test_a_stream_that_takes_too_long(model, tower, monkeypatch, ends, words):
+    """For its client, or for a server that ends: then the window isn't waited for."""
     with Served(model, slots=1) as served, ThreadPoolExecutor() as threads:
         create = served.client().audio.transcriptions.create
         heard = threads.submit(lambda: [*create(file=("a.wav", wav(9, seed=6)), model="m", stream=True)])
         tower.release()
         until(lambda: len(tower.frames) == 2)
-        monkeypatch.setattr(transcriptions, "time", late)
+        if ends:
+            served.worker.end(0)
+        else:
+            late = SimpleNamespace(monotonic=lambda: time.monotonic() + 100)
+            monkeypatch.setattr(transcriptions, "time", late)
+            tower.release()
+        with pytest.raises(openai.APIError, match=words):
+            heard.result(20)
         tower.release()
-        with pytest.raises(openai.APIError, match="not finished within 60 seconds"):
-            heard.result()
 
 
 def test_two_sounds_take_turns(hear, tower, monkeypatch):

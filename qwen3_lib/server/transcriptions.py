@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
@@ -36,6 +37,7 @@ FORM_FIELDS = ("file", "language", "prompt", "response_format", "stream", "tempe
           "chunking_strategy")
 STREAMED = ("json", "text")
 TEXT_FORMS = (*STREAMED, "srt", "vtt", "verbose_json")
+logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # strangers' mistakes would be lines on stderr
 
 
 async def form_of(request: Request) -> Body:
@@ -108,17 +110,21 @@ class Speech(SpeechRequest):
         """The pieces of the text; "" is a sign of life."""
         asked = self.first
         while asked != ():
-            self.check()
-            if asked is None:
-                yield ""
-            else:
+            if asked is not None:
                 async for piece in self.answer(*asked):
                     yield piece
                 if self.aligner is not None:
                     part = self.parts[-1]
                     self.parts[-1] = replace(part, words=await self.run(
                         timed_words, self.aligner, self.samples, part.text, part.language, part.start))
-            asked = await self.run(next, self.requests, ())
+            following = self.run(next, self.requests, ())
+            while not following.done():  # a window may take seconds
+                over = asyncio.ensure_future(self.worker.over.wait())
+                await asyncio.wait((following, over), timeout=SIGN_OF_LIFE, return_when=asyncio.FIRST_COMPLETED)
+                over.cancel()
+                self.check()
+                yield ""
+            asked = following.result()
 
     async def answer(self, ids: list[int], options: AnswerOptions) -> AsyncIterator[str]:
         """The pieces of a part's text; `parts` has it at the end."""

@@ -172,6 +172,12 @@ def test_an_upload_that_doesnt_come(served, monkeypatch):
         assert b"408" in received(connection, b"has not come within")
 
 
+def test_a_server_without_python_multipart_names_it(served, monkeypatch):
+    monkeypatch.setattr(transcriptions, "find_spec", lambda name: None)
+    status, answer, _ = served.ask(ROUTE, *form(SOUND))
+    assert status == 501 and "pip install python-multipart" in answer["error"]["message"]
+
+
 def test_models_that_dont_hear_or_dont_chat(served, demo):
     status, answer, _ = served.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]})
     assert status == 400 and ROUTE in answer["error"]["message"]

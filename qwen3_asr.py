@@ -160,6 +160,7 @@ def encoder_layer(x: np.ndarray, w: dict[str, Any], name: str, n_heads: int) -> 
     return x + dense(hidden, w, f"{name}.fc2")
 
 
+@np.errstate(over="ignore", invalid="ignore")  # weights that aren't finite are reported once all windows are computed
 def audio_tower(mel: np.ndarray, w: dict[str, Any], config: SoundConfig) -> np.ndarray:
     """Log-mel [frames, 128] of one window -> embeddings [tokens, the language model's hidden_size]."""
     x = np.concatenate([embed_chunk(mel[i:i + CHUNK_FRAMES], w) for i in range(0, len(mel), CHUNK_FRAMES)])
@@ -231,23 +232,24 @@ class Sounds:
             w["conv_out.weight"].reshape(d, channels, -1).swapaxes(1, 2).reshape(d, -1))
         return w
 
-    def hear(self, samples: np.ndarray) -> Sound:
-        """The Sound of samples [n], RATE a second. One that is kept costs no arithmetic."""
-        return [*self.hear_in_pieces(samples)][-1]
+    def hear(self, samples: np.ndarray, each: Any = map) -> Sound:
+        """The Sound of samples [n], RATE a second; `each`: map, or what works on several windows at once."""
+        return [*self.hear_in_pieces(samples, each)][-1]
 
-    def hear_in_pieces(self, samples: np.ndarray) -> Iterator[Any]:
-        """None after each window, so that others can be served in between, and then the Sound."""
+    def hear_in_pieces(self, samples: np.ndarray, each: Any = map) -> Iterator[Any]:
+        """None after each window, so that others can be served in between, and then the Sound, which may be known."""
         samples = np.pad(samples, (0, max(SHORTEST - len(samples), 0)))
         key, vectors = hashlib.sha256(samples.tobytes()).digest(), list[np.ndarray]()
         if (sound := self.known.get(key)) is None:
             mel, step = log_mel(samples, self.config.num_mel_bins), self.config.n_window_infer
-            for i in range(0, len(mel), step):
-                try:
-                    with self.lock, np.errstate(over="ignore", invalid="ignore"):  # of weights that aren't finite
-                        vectors.append(audio_tower(mel[i:i + step], self.weights, self.config))
-                except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
-                    raise InputError(f"{self.folder.path}: its tower doesn't fit its config: {brief(error)}") from error
-                yield None
+            try:
+                with self.lock:
+                    w = self.weights
+                for window in each(lambda i: audio_tower(mel[i:i + step], w, self.config), range(0, len(mel), step)):
+                    vectors.append(window)
+                    yield None
+            except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
+                raise InputError(f"{self.folder.path}: its tower doesn't fit its config: {brief(error)}") from error
             sound = Sound(next(SOUND_NUMBERS), np.concatenate(vectors))
             if sound.vectors.shape[1] != self.width or not np.isfinite(sound.vectors).all():
                 raise InputError(f"{self.folder.path}: the tower gives no {self.width} finite numbers")

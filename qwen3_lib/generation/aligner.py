@@ -8,6 +8,7 @@ import numpy as np
 
 from qwen3 import Model, linear, to_float32
 from qwen3_asr import Sound, sounds_of
+from qwen3_lib.io.cores import in_threads
 from tokenizer_utils import InputError
 
 CLASS_MS, TIMESTAMP = 80, "<timestamp>"
@@ -76,6 +77,6 @@ def timed_words(model: Model, samples: np.ndarray, text: str, language: str, sta
     check_aligner(model, language)
     if not (words := split_words(text)):
         return ()
-    classes = mark_classes(model, sounds_of(model).hear(samples), [word for _, word in words])
+    classes = mark_classes(model, sounds_of(model).hear(samples, in_threads), [word for _, word in words])
     times = [round(start + int(ms) / 1000, 3) for ms in repaired(classes * CLASS_MS)]
     return tuple(Word(shown, first, last) for (shown, _), first, last in zip(words, times[::2], times[1::2]))

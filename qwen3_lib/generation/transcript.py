@@ -13,6 +13,7 @@ from qwen3 import Model, checked_number
 from qwen3_asr import RATE, Hearing, language_named, sounds_of
 from qwen3_lib.generation.aligner import Word, check_aligner, timed_words
 from qwen3_lib.generation.processors import StopLoops
+from qwen3_lib.io.cores import in_threads
 from qwen3_lib.io.sounds import open_sound
 from tokenizer_utils import AnswerReader, InputError
 
@@ -105,7 +106,7 @@ class Transcript(Iterator[str]):
         start = round(self.heard[-1].end * RATE) if self.heard else 0
         for samples in parts_in(self.recording.blocks, self.longest_part, start):
             began = time.perf_counter()
-            sound = self.sounds.hear(samples / max(1, np.abs(samples).max()))
+            sound = self.sounds.hear(samples / max(1, np.abs(samples).max()), in_threads)
             self.tower_seconds += time.perf_counter() - began
             hearing = Hearing(self.model, sound, self.given, cache=cache,
                               processors=[StopLoops(AnswerReader(), None)], **self.options)

@@ -7,7 +7,8 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,16 @@ def threads_for(hidden_size: int) -> Iterator[None]:
         return
     with turn, libraries.limit(limits=threads):
         yield
+
+
+def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """map(work, items) on all CPUs of this process, each with one thread of BLAS."""
+    if ThreadpoolController is None or len(items := [*items]) == 1:  # BLAS shares each product
+        yield from map(work, items)
+        return
+    libraries, cpus, turn = blas()
+    with turn, libraries.limit(limits=1), ThreadPoolExecutor(cpus) as pool:
+        yield from pool.map(work, items)
 
 
 @functools.cache

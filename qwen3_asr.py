@@ -8,7 +8,7 @@
 
 This file stands on qwen3.py, which you should read first. Read it from top to bottom:
 
-    config -> log-mel -> convolutions -> positions -> layers -> tower -> tokens -> prompt and answer -> loading -> main
+    config -> log-mel -> convolutions -> positions -> layers -> a sound's tokens -> prompt -> answer -> loading -> main
 
 How 2.5 seconds of sound become 33 tokens, with the sizes of Qwen3-ASR-0.6B:
 
@@ -83,6 +83,7 @@ FIXED = {"activation_function": "gelu", "scale_embedding": False, "n_window": 50
 RATE = 16_000  # samples in a second
 FRAME, HOP = 400, 160  # samples of a frame, and from one frame to the next: 25 and 10 ms
 SHORTEST = 8_000  # samples: shorter sounds are followed by silence
+CHUNK_FRAMES = 100
 
 
 def mel_filters(n_mels: int) -> np.ndarray:
@@ -114,9 +115,6 @@ def log_mel(samples: np.ndarray, n_mels: int = 128) -> np.ndarray:
 
 
 # ---- Tower: from log-mel to embeddings -------------------------------------------------------------------------------
-
-CHUNK_FRAMES = 100
-
 
 def convolution(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
     """3 x 3 numbers around every second time and pitch, x [times, pitches, channels] -> GELU of [half, half, outputs].
@@ -332,8 +330,8 @@ class Hearing(Stream):
         # As many tokens as its sound has, 13 a second, and 64 more: nobody speaks so fast.
         limit = checked_whole("max_tokens", len(sound.ids) + 64 if max_tokens is None else max_tokens, 1)
         ids = speech_prompt(model, sound, language, context)
-        sampling = {"temperature": 0.0} | sampling  # greedy, whatever the model's files say
-        super().__init__(model, Sequence(model, ids, limit, processors=processors, **sampling), cache)
+        sampling = {"temperature": 0.0, "processors": processors} | sampling  # greedy, whatever the model's files say
+        super().__init__(model, Sequence(model, ids, limit, **sampling), cache)
         self.language, self.pieces = language, self.spoken(self.pieces, language)
 
     def spoken(self, pieces: Iterator[str], given: str) -> Iterator[str]:

@@ -53,15 +53,16 @@ class Worker:
             try:
                 record = parsed_row(self.file.readline())
                 name = id_of(record, line)
-                ids, options = request_of_row(self.batch.model, SETTINGS, record, line)
-                self.batch.add(i, ids, **options)
-                running[i] = line, name, options.get("logprobs"), False
+                asked = request_of_row(self.batch.model, SETTINGS, record, line)
+                [(ids, options)] = asked.answers
+                self.batch.add(i, ids, asked.salt, options=options, tools=asked.tools)
+                running[i] = line, name, False
             except InputError as error:
                 results[i] = refused_row(error, line, name, False)
         while not self.batch.idle:
             for i, answer in self.batch.step():
-                results[i] = refused_row(answer, *running[i][:2], False) if isinstance(answer, InputError) else \
-                    answer_row(answer, *running[i])
+                make = refused_row if isinstance(answer, InputError) else answer_row
+                results[i] = make(answer, *running[i])
         return {"id": block["id"], "result": [json.dumps(results[i]) for i in block["id"].tolist()]}
 
 

@@ -56,10 +56,11 @@ try:
 except (ImportError, KeyboardInterrupt) as error:
     if not (program := Path(sys.argv[0]).name).startswith("qwen3"):  # qwen3_batch.py and the others are programs, too
         raise
-    print(f"{program}: {error}; this is Python {sys.version.split()[0]}; it needs 3.11 or newer, tokenizer_utils.py "
-          "beside it, and: pip install numpy safetensors tokenizers jinja2" if str(error) else f"{program}: interrupted",
+    stopped = isinstance(error, KeyboardInterrupt)
+    print(f"{program}: interrupted" if stopped else f"{program}: {error}; this is Python {sys.version.split()[0]}; it "
+          "needs 3.11 or newer, tokenizer_utils.py beside it, and: pip install numpy safetensors tokenizers jinja2",
           file=sys.stderr)
-    sys.exit(1 if str(error) else 130)
+    sys.exit(130 if stopped else 1)
 if TYPE_CHECKING:
     from qwen3_lib.generation.completion import Completion
 
@@ -661,7 +662,8 @@ def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
 
 def unsupported(key: str, value: Any, *only: Any) -> str:
     """The error text for a value in config.json that this program can't compute; `only` are the values that it can."""
-    absent = [name for name in ("qwen3_5.py", "qwen3_vision.py", "qwen3_asr.py", "qwen3_lib") if not (HERE / name).exists()]
+    files = ("qwen3_5.py", "qwen3_vision.py", "qwen3_asr.py", "qwen3_lib")
+    absent = [name for name in files if not (HERE / name).exists()]
     more = f"other models need {', '.join(absent)} beside qwen3.py" if absent else "transformers computes it"
     return f"{key} = {brief(repr(value), 80)} is not supported, only {', '.join(map(repr, only))}; {more}"
 

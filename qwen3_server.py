@@ -73,8 +73,8 @@ def make_parser() -> Parser:
     add("--cors", action="append", default=[], metavar="ORIGIN", help="web pages from this origin may ask, such as "
         "https://example.org; may be repeated")
     add_model_options(parser)
-    parser.add_argument("--aligner", metavar="NAME", help="a Qwen3-ForcedAligner, which tells when each word of a sound "
-                        "is said")
+    parser.add_argument("--aligner", metavar="NAME", help="a Qwen3-ForcedAligner, which tells when each word of a "
+                        "sound is said")
     add = parser.add_argument_group("memory and limits").add_argument
     add("--context", type=int, metavar="N", help="most tokens of a prompt and its answer together (default: "
         f"{CONTEXT}, or the model's context if that is smaller)")

@@ -169,7 +169,7 @@ def block(x: np.ndarray, w: dict[str, Any], name: str, n_heads: int, cos: np.nda
 def merger(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
     """Four neighbours side by side become a token: x [n, hidden_size] -> [n / 4, the language model's hidden_size]."""
     normed, joined = len(w[f"{name}.norm.weight"]), w[f"{name}.linear_fc1.weight"].shape[1]
-    x = layer_norm(x.reshape(-1, normed), w, f"{name}.norm", 1e-6).reshape(-1, joined)  # deepstack norms all four together
+    x = layer_norm(x.reshape(-1, normed), w, f"{name}.norm", 1e-6).reshape(-1, joined)  # deepstack: of all four
     return dense(gelu(dense(x, w, f"{name}.linear_fc1")), w, f"{name}.linear_fc2")
 
 

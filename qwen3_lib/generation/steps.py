@@ -47,7 +47,8 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
         return drawn
     start = time.perf_counter()
     caches = Caches([runs[i].cache for i in some], [len(ids) for ids in parts], [len(guess) for guess in guesses])
-    found = model.engine.logits_of(model, np.concatenate(parts), caches, caches.last, **({"states": True} if drafts else {}))
+    more = {"states": True} if drafts else {}
+    found = model.engine.logits_of(model, np.concatenate(parts), caches, caches.last, **more)
     logits, states = found if drafts else (found, np.empty(len(np.concatenate(parts))))
     seconds, rows = time.perf_counter() - start, np.split(logits, np.cumsum([1 + len(guess) for guess in guesses])[:-1])
     states, n_guesses = np.split(states, np.cumsum(caches.counts)[:-1]), sum(map(len, guesses))

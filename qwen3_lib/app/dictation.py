@@ -11,6 +11,7 @@ from qwen3_lib.app.openai import Body, body_options
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.transcript import LONGEST_PART, Part, parts_in
+from qwen3_lib.io.cores import in_turns
 from qwen3_lib.io.sounds import open_sound
 
 
@@ -37,7 +38,7 @@ class SpeechRequest:
     def asks(self, context: str, longest_part: float) -> Iterator[tuple[list[int], AnswerOptions] | None]:
         for self.samples in parts_in(self.recording.blocks, longest_part):
             self.start, self.end = self.end, self.end + len(self.samples)
-            for sound in self.sounds.hear_in_pieces(self.samples / max(1, np.abs(self.samples).max())):
+            for sound in self.sounds.hear_in_pieces(self.samples / max(1, np.abs(self.samples).max()), in_turns):
                 if sound is None:
                     yield None
             limit = self.options.max_new_tokens or len(sound.ids) + 64  # as Hearing has it

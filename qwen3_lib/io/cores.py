@@ -69,6 +69,18 @@ def threads_for(hidden_size: int) -> Iterator[None]:
         yield
 
 
+def in_turns(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
+    """map(work, items) with one thread of BLAS; all who call it take turns, item by item."""
+    for item in items:
+        if ThreadpoolController is None:
+            yield work(item)
+            continue
+        libraries, _, turn = blas()
+        with turn, libraries.limit(limits=1):
+            found = work(item)
+        yield found
+
+
 def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     """map(work, items) on all CPUs of this process, each with one thread of BLAS."""
     if ThreadpoolController is None or len(items := [*items]) == 1:  # BLAS shares each product

@@ -306,6 +306,10 @@ class Pictures:
                 del self.recent[0]
         return picture
 
+    def keep(self, pictures: list[Picture]) -> None:
+        """Keeps the pictures of the last messages until the next ones come."""
+        self.latest = pictures
+
     def __contains__(self, token_id: int) -> bool:
         return token_id < 0 and int(~token_id >> 36) in self.known
 

@@ -102,5 +102,5 @@ def messages_and_pictures(model: Model, messages: Any, numbered: bool = False, m
            if isinstance(each, dict) and isinstance(each.get("content"), list) else each
            for i, each in enumerate(messages)]
     if sees(model):
-        model.media.latest = pictures
+        model.media.keep(pictures)
     return out, pictures

@@ -7,6 +7,7 @@
 
     python qwen3_inspect.py "The capital of France is" --open        writes qwen3_inspect.html and opens it
     python qwen3_inspect.py --model Qwen/Qwen3.5-0.8B --image photo.jpg "What is this?"
+    python qwen3_inspect.py --model Qwen/Qwen3-ASR-0.6B --sound speech.wav
 
 The file needs no network and can be sent to a friend. qwen3.py computes the model, qwen3_5.py a Qwen3.5; only the panel
 on quantization needs the fast engine and so numba. The room below is qwen3_lib/page/:
@@ -18,6 +19,7 @@ on quantization needs the fast engine and so numba. The room below is qwen3_lib/
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import sys
 import webbrowser
@@ -30,6 +32,7 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_inspect.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import Engine, InputError, Model  # first: it says in one line what is missing
+import numpy as np
 import qwen3_5
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import picture_file
@@ -38,6 +41,8 @@ from qwen3_lib.app.options import (Parser, add_max_pixels, add_model_options, ad
                                    named_model)
 from qwen3_lib.app.terminal import note, write
 from qwen3_lib.io.cores import sharing
+from qwen3_lib.generation.transcript import parts_in
+from qwen3_lib.io.sounds import open_sound
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_lib.page.page import html
@@ -64,9 +69,10 @@ def inspect(model: Model, options: PageOptions, tell: Callable[[str], Any] = lam
 def make_parser() -> argparse.ArgumentParser:
     parser = Parser(description="Writes one HTML file that shows how a Qwen3 model computes the answer to a prompt.")
     add = parser.add_argument
-    add("prompt", help="the question for the model")
+    add("prompt", nargs="?", default="", help="the question for the model, or the context of a sound")
     add("--image", action="append", metavar="FILE", default=[], help="a picture that the question is about, for a "
         "Qwen3-VL or Qwen3.5; may be repeated")
+    add("--sound", metavar="FILE", help="a sound, which a Qwen3-ASR writes down")
     add_max_pixels(add, "as many as the page has room for")
     add("--out", metavar="FILE", default="qwen3_inspect.html", help="the file to write (default: %(default)s)")
     add("--html", dest="out", default=argparse.SUPPRESS, help=argparse.SUPPRESS)  # its earlier name
@@ -94,11 +100,19 @@ def check_target(file: str) -> None:
         raise InputError(f"{file}: cannot be read: {error.strerror}") from error
 
 
+def samples_of(file: str) -> np.ndarray:
+    """The samples [n] of a sound's file. Raises InputError for a sound of more than a minute."""
+    first, *more = itertools.islice(parts_in(open_sound(file).blocks, 60), 2)
+    if more:
+        raise InputError(f"{file}: the page has no room for more than a minute of sound")
+    return first / max(1, np.abs(first).max())
+
+
 def run(args: argparse.Namespace) -> int:
     """Writes the page -> exit status."""
     compare = COMPARED if args.compare is None and named_model(args) is None else args.compare
     options = PageOptions(args.prompt, args.raw, args.think, answer_options(args), args.quantized, compare,
-                          [*map(picture_file, args.image)])
+                          [*map(picture_file, args.image)], None if args.sound is None else samples_of(args.sound))
     check_target(args.out)
     model = load_main(args, Engine())
     # write_whole opens the file before inspect computes, so that an impossible place is refused first.

@@ -33,7 +33,7 @@ both_engines = pytest.mark.parametrize("engine", ["qwen3", "qwen3_numba"])
 
 
 def load(engine, path, **options):
-    options |= {} if engine == "qwen3" else {"kv_dtype": "f32"}
+    options |= {} if engine == "qwen3" else {"kv_dtype": "f32", "activations": "f32"}
     return importlib.import_module(engine).load_model(path, **options)
 
 

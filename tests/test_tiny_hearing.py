@@ -8,9 +8,14 @@ import numpy as np
 import pytest
 
 import qwen3
+import qwen3_inspect
 import qwen3_numba
 from configs import ROOT
+from hearing import wav_of
+from helpers import message_of
 from qwen3_asr import RATE, transcribe
+from qwen3_inspect import PageOptions
+from qwen3_lib.page.contents import contents
 
 FOLDER = ROOT / "tests/tiny_hearing"
 SPEECH = "Maria has four green apples. Seven white birds."  # what speech.wav says
@@ -48,3 +53,20 @@ def test_the_command_prints_the_text():
     done = subprocess.run([sys.executable, ROOT / "qwen3_asr.py", "--model", FOLDER, FOLDER / "speech.wav"],
                           capture_output=True, text=True)
     assert (done.stdout, done.stderr, done.returncode) == (f"{SPEECH}\n", "", 0)
+
+
+def test_the_page_shows_what_a_token_listens_to(tmp_path):
+    """The spectrogram has a place for each token of the sound, and its tokens' weights in the maps; longer sounds and
+    other models are refused."""
+    with wave.open(str(FOLDER / "speech.wav")) as file:
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / np.float32(32768)
+    model = qwen3.load_model(FOLDER)
+    page = contents(model, PageOptions("Lucy", sound=samples, quantized=False))
+    picture, n = page["pictures"][0], page["tokens"]["ids"].count(~0)
+    assert page["about"]["answer"].endswith(SPEECH) and page["heard"] and not page["mrope"]
+    assert (picture["rows"], picture["columns"]) == (1, n) and n == 13 * 3 + 10  # 3.8 seconds
+    assert page["attention"]["positions"] == [[i] * 3 for i in range(len(page["tokens"]["ids"]))]
+    assert "can't hear" in message_of(contents, qwen3.load_model(ROOT / "demo"), PageOptions("", sound=samples))
+    long = tmp_path / "long.wav"
+    long.write_bytes(wav_of((np.tile(samples, 20)[:, None] * 32767).astype("<i2")))
+    assert "minute" in message_of(qwen3_inspect.samples_of, str(long))

@@ -11,21 +11,24 @@ import unicodedata
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from inspect import getsource
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 import qwen3
+import qwen3_asr
 import qwen3_vision
 from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, softmax
 from qwen3_lib.generation.answer import inside_thought, last_turn
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.pictures import MARK
 from qwen3_lib.generation.processors import log_softmax
+from qwen3_lib.io.cores import in_threads
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.page.page import lines_of_functions, pack
 from qwen3_lib.page.recorder import Pass, Recorder, Step
-from qwen3_vision import MAX_PIXELS, MIN_PIXELS, Picture, fields, mrope_positions, prompt_ids, sees
+from qwen3_vision import MAX_PIXELS, MIN_PIXELS, fields, mrope_positions, prompt_ids, sees
 from tokenizer_utils import parse_answer
 
 PREFILLS = 5  # passes of the prompt; the page shows their median
@@ -97,11 +100,15 @@ class PageOptions:
     quantized: bool = True  # compare with int8 and int4
     compare: str | None = None  # a question to answer with thinking and without
     images: Sequence[Any] = ()  # what the prompt is about: anything that picture_of takes
+    sound: np.ndarray | None = None  # samples [n], to be written down; the prompt is then their context
 
     def __post_init__(self) -> None:
-        for name, text in (("the prompt", self.prompt), ("the question to compare", self.compare)):
+        prompt = None if self.sound is not None else self.prompt
+        for name, text in (("the prompt", prompt), ("the question to compare", self.compare)):
             if text is not None and not text.strip():
                 raise InputError(f"{name} is empty")
+        if self.sound is not None and (self.raw or self.images or self.enable_thinking is not None):
+            raise InputError("--sound goes without --raw, --image, --think and --no-think")
         if self.raw and (self.enable_thinking is not None or self.images):
             raise InputError("--raw leaves out the chat template, so --think, --no-think and --image have no effect "
                              "with it")
@@ -115,7 +122,7 @@ class PageOptions:
 def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     """All that the page shows. Raises InputError for a prompt that is too long or can't be rendered."""
     tokenizer, config = model.tokenizer, model.config
-    text, prompt, seen = page_prompt(model, options)
+    text, prompt, seen = page_prompt(model, options) if options.sound is None else heard_prompt(model, options)
     given = options.answer
     settings = qwen3.default_sampling(model, options.enable_thinking).updated(**given.sampling)
     seed = int(np.random.default_rng().integers(2**31)) if given.seed is None else given.seed
@@ -154,9 +161,12 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
                   "version": qwen3.__version__, "date": time.strftime("%Y-%m-%d"),
                   **{name: getattr(config, name) for name in sizes}},
         "labels": {str(i): label(tokenizer.token_bytes(i)) for i in ids_within(panels)} |
-        {str(~i): f"picture {i}" if len(seen) > 1 else "the picture" for i in range(len(seen))},
+        {str(~i): f"picture {i}" if len(seen) > 1 else "the picture" if options.sound is None else "the sound"
+         for i in range(len(seen))},
+        "mrope": bool(options.images), "heard": options.sound is not None,
         "sources": (sources := {f"{module.__name__}.py": getsource(module)
-                                for module in [qwen3_vision] * bool(seen) + recorder.modules}),
+                                for module in [qwen3_vision if options.sound is None else qwen3_asr] * bool(seen)
+                                + recorder.modules}),
         "lines": {name: [file, *ends] for file, source in sources.items()
                   for name, ends in lines_of_functions(source).items()}, "words": PURPOSES,
         "formulas": FORMULAS | ({"embedding": "x = embed_tokens[id], or what the tower made"} if seen else {}),
@@ -208,8 +218,8 @@ def label(data: bytes) -> str:
 
 @dataclass(frozen=True)
 class Patches:
-    """A picture of the prompt."""
-    picture: Picture
+    """A picture of the prompt, or a sound: a picture with one row of tokens."""
+    picture: Any  # with `rows` and `columns` of tokens
     image: Any  # the PIL image that the tower got
     full: int  # the number of its tokens in qwen3.py
 
@@ -233,6 +243,21 @@ def page_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], lis
     return text, ids, seen
 
 
+def heard_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], list[Patches]]:
+    """page_prompt for a sound; its picture is the log-mel, with low pitches at the bottom."""
+    from PIL import Image
+    samples = np.pad(options.sound, (0, max(qwen3_asr.SHORTEST - len(options.sound), 0)))  # type: ignore[arg-type]
+    sound = qwen3_asr.sounds_of(model).hear(samples, in_threads)
+    ids = qwen3_asr.speech_prompt(model, sound, context=options.prompt).tolist()
+    check_room(model, len(ids), options.longest, 2 * PAGE_ROOM)
+    levels = qwen3_asr.log_mel(samples)
+    grey = (levels - levels.min()) / max(np.ptp(levels), 1e-9) * 255
+    n = len(sound.ids)
+    image = Image.fromarray(grey.T[::-1].astype(np.uint8)).resize((8 * n, max(64, min(256, 2 * n)))).convert("RGB")
+    strip = SimpleNamespace(rows=1, columns=n)
+    return model.tokenizer.decode([i for i in ids if i >= 0]), ids, [Patches(strip, image, n)]
+
+
 def made_small(model: Model, source: Any, room: int, max_pixels: int | None) -> Patches:
     """A picture with `room` tokens at most."""
     image, side = picture_of(source), model.media.config.side
@@ -250,7 +275,7 @@ def shown_picture(seen: Patches) -> dict[str, Any]:
         files[form] = base64.b64encode(file.getvalue()).decode("ascii")
     form = min(files, key=lambda form: len(files[form]))
     return {"url": f"data:image/{form};base64,{files[form]}", "rows": seen.picture.rows,
-            "columns": seen.picture.columns, "full": seen.full}
+            "columns": seen.picture.columns, "full": seen.full, "ratio": seen.image.width / seen.image.height}
 
 
 # ---- 1: tokens -------------------------------------------------------------------------------------------------------
@@ -321,7 +346,8 @@ def attention_panel(recorder: Recorder, whole: Pass, ids: np.ndarray) -> dict[st
     return {"layers": recorder.attending, "gates": pack(np.stack(whole.gates), "f2") if whole.gates else None,
             "maps": pack(maps[:, :, rows, columns], "f2"), "previous": pack(diagonal(maps, -1), "f4"),
             "induction": pack(induction(recorder), "f4"), "repeated": REPEATED, "pairs": pairs.tolist(),
-            "positions": mrope_positions(ids[:0], ids).tolist(),
+            "positions": (mrope_positions(ids[:0], ids) if sees(recorder.model) else
+                          np.arange(len(ids))[:, None].repeat(3, axis=1)).tolist(),
             "axes": pictures.axes[pairs].tolist() if sees(recorder.model) else [0] * len(pairs),
             "frequencies": np.arctan2(sin, cos)[0, pairs].tolist(), "factor": config.rope_factor,
             "q": pack(np.stack(whole.q)[..., chosen], "f2"), "k": pack(np.stack(whole.k)[..., chosen], "f2")}

@@ -201,7 +201,7 @@ function drawTokens() {
         `; qwen3.py would make ${picture.full} of the picture, but this page has room for few`) :
       `id ${tokens.ids[i]}, bytes ${tokens.bytes[i] || "none"}; written by ` +
       {template: "the template", prompt: "you", answer: "the model"}[tokens.parts[i]]) +
-      (page.pictures.length ? `; M-RoPE: ${["time", "row", "column"].map(
+      (page.mrope ? `; M-RoPE: ${["time", "row", "column"].map(
         (name, axis) => `${name} ${attention.positions[i][axis]}`).join(", ")}` : "");
   });
 }
@@ -378,9 +378,9 @@ function drawHands(group) {
   byId("pairs").textContent = (nPairs === half ? `The slider has all ${half} pairs` :
     `The slider has ${nPairs} of the ${half} pairs, as many as the page has room for`) +
     ", from the quickest to the slowest.";
-  if (page.pictures.length) byId("pairs").append(" The position is a token's time, row or column: a pair goes by one " +
+  if (page.mrope) byId("pairs").append(" The position is a token's time, row or column: a pair goes by one " +
     "of them (M-RoPE). All tokens of a picture have one time; for a word, the three are equal.");
-  const axis = pair => page.pictures.length ? ` by ${["time", "row", "column"][attention.axes[pair]]}` : "";
+  const axis = pair => page.mrope ? ` by ${["time", "row", "column"][attention.axes[pair]]}` : "";
   slider("pair", "pair", nPairs - 1, i =>
     `${attention.pairs[i]}: dimensions ${attention.pairs[i]} and ${attention.pairs[i] + half}${axis(i)}`);
   slider("key", "key", nTokens - 1, tokenName);

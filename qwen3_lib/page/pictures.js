@@ -27,10 +27,10 @@ function tokenName(token) {
 }
 
 /** An image of the picture and, with `drawn`, a canvas on it. */
-function pictureOf({picture: {url, rows, columns}}, drawn) {
+function pictureOf({picture: {url, ratio}}, drawn) {
   const view = make("span", {className: "seen"}, make("img", {src: url, alt: ""}));
   if (drawn) view.append(make("canvas"));
-  view.style.setProperty("--ratio", columns / rows);
+  view.style.setProperty("--ratio", ratio);
   return view;
 }
 
@@ -80,7 +80,16 @@ function drawSeen() {
     byId("seen").remove();
     return;
   }
-  byId("seen-by").append(...["patches_of", "tower", "merger", "mrope_positions"].map(name => sourceButton(name)));
+  if (page.heard) {
+    byId("seen-title").textContent = "Which moments a token listens to";
+    byId("seen-by").textContent = "From a sound to tokens: ";
+    byId("seen-text").textContent = "The picture is the sound: time from left to right, low pitches at the bottom, loud " +
+      "ones bright. 13 tokens are a second. A strong colour is a large weight, on the same scale for all heads of a " +
+      "layer; a head whose picture stays grey looks at other tokens. Pick a moment: the text below says its weight.";
+  }
+  const steps = page.heard ? ["log_mel", "convolution", "encoder_layer", "audio_tower"] :
+    ["patches_of", "tower", "merger", "mrope_positions"];
+  byId("seen-by").append(...steps.map(name => sourceButton(name)));
   slider("seen-layer", "layer", layers.length - 1, layer => `${layers[layer]}`);
   slider("seen-token", "token", nTokens - 1, tokenName);
   const blocks = shown.map(run => {
@@ -113,7 +122,8 @@ function drawSeen() {
         button.lastChild.textContent = `head ${i}: ${percent(total(by(i)))}`;
       });
       const best = [...tokens].sort((a, b) => by(head)(b) - by(head)(a)).slice(0, 3);
-      const place = j => `row ${Math.floor((j - first) / columns)}, column ${(j - first) % columns}: ` +
+      const place = j => page.heard ? `second ${((j - first) / 13).toFixed(2)}: ${percent(by(head)(j))}` :
+        `row ${Math.floor((j - first) / columns)}, column ${(j - first) % columns}: ` +
                          percent(by(head)(j));
       said.push(token < first ? `${tokenName(token)} comes before ${name}, so it can't look at it` :
         `Layer ${layers[layer]}, head ${head}: ${percent(total(by(head)))} of the attention of ${tokenName(token)} ` +

@@ -17,6 +17,7 @@ import time
 import wave
 import zlib
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -58,13 +59,11 @@ TEXT = {"model_type": "qwen3", "hidden_size": 128, "intermediate_size": 256, "nu
         "rope_scaling": {"rope_type": "default", "mrope_section": [6, 5, 5], "mrope_interleaved": True}}
 
 
+@cache
 def training_voices() -> list[str]:
     """All variants of espeak-ng's voices but UNSEEN_VOICES, some 90."""
     lines = subprocess.run(["espeak-ng", "--voices=variant"], capture_output=True, text=True, check=True).stdout
     return sorted({*re.findall(r"!v/(\S+)", lines)} - {*UNSEEN_VOICES})
-
-
-VOICES = training_voices()
 
 
 def sentence(rng: random.Random) -> str:
@@ -108,7 +107,7 @@ def utterance(rng: random.Random, unseen: bool) -> tuple[str, np.ndarray]:
             texts.append(text)
     speed = rng.choice([s for s in range(110, 221) if (s % 10 in (4, 5)) == unseen])
     pitch = rng.choice([p for p in range(10, 91) if (p % 10 in (2, 3)) == unseen])
-    voice = f"{rng.choice(ACCENTS)}+{rng.choice(UNSEEN_VOICES if unseen else VOICES)}"
+    voice = f"{rng.choice(ACCENTS)}+{rng.choice(UNSEEN_VOICES if unseen else training_voices())}"
     parts = [spoken(texts[0], voice, speed, pitch)]
     for text in texts[1:]:
         parts += [np.zeros(int(RATE * rng.uniform(0.1, 2.5)), np.int16), spoken(text, voice, speed, pitch)]

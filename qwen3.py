@@ -264,7 +264,8 @@ class KVCache:
 
     A full cache grows by a quarter and 64 positions, at most to `max_length`. `token_ids` [capacity]: their tokens.
     """
-    dtype, kind = "f32", "of the NumPy engine"  # the number format; what a model's caches have in common
+    dtype = "f32"  # the number format; faster engines have caches with smaller ones
+    kind = "of the NumPy engine"  # a model takes caches of one kind only: see check_cache
     ahead: Any = None  # what an MTP head has read of the tokens: see qwen3_lib/generation/ahead.py
 
     def __init__(self, config: Config, max_length: int | None = None):
@@ -353,8 +354,8 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
     positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
     for start in range(0, len(ids), CHUNK):
         now = slice(start, start + CHUNK)
-        where = positions[now] if media is None else media.positions(cache, ids[now], positions[now])
-        cos, sin = rope_tables(config, where)
+        places = positions[now] if media is None else media.positions(cache, ids[now], positions[now])
+        cos, sin = rope_tables(config, places)
         x = embed_tokens(model, ids[now])  # rows of embed_tokens [CHUNK, hidden_size]
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)
@@ -368,7 +369,8 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarr
 @np.errstate(over="ignore", invalid="ignore")
 def logits_of(model: Model, token_ids: TokenIds, cache: KVCache, rows: Any = -1) -> np.ndarray:
     """forward without its checks -> the logits after the tokens `rows`, an index of one or more of the new tokens."""
-    return linear(hidden_states(model, token_ids, cache)[rows], model.weights["lm_head"])  # it costs several layers
+    x = hidden_states(model, token_ids, cache)
+    return linear(x[rows], model.weights["lm_head"])  # the head costs several layers
 
 
 def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
@@ -914,8 +916,8 @@ class ModelType:
     text: tuple[str, ...] = ()  # the keys that lead to the language model's object; all but the last may be absent
     names: dict[str, str] = field(default_factory=dict)  # how names begin in the files -> in `shapes`
     tower: tuple[str, ...] = ()  # how the names of a tower's tensors begin
-    media: str = ""  # the module that reads the tower
-    tokenizer: Callable[[Path], Tokenizer] = load_tokenizer
+    media: str = ""  # the module that reads the tower: its media_of gives Model.media
+    tokenizer: Callable[[Path], Tokenizer] = load_tokenizer  # reads a folder's tokenizer
     seeing: dict[str, Any] = field(default_factory=dict)  # transformers' values for pictures
 
 
@@ -942,7 +944,7 @@ class Model:
     max_new_tokens: int | None
     engine: Engine
     embeds: bool = False  # an embedding model or classifier, which can't answer: see qwen3_embed.py
-    media: Any = None  # its Pictures or Sounds, if it sees or hears: see qwen3_vision.py
+    media: Any = None  # its Pictures or Sounds, if it sees or hears: their tokens have ids below 0
 
     @property
     def path(self) -> Path:

@@ -340,8 +340,8 @@ def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.n
     borders = turn_ends(model, ids)
     for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
         new = ids[start:end]
-        where = positions[start:end]
-        cos, sin = rope_tables(config, where if media is None else media.positions(cache, new, where))
+        places = positions[start:end]
+        cos, sin = rope_tables(config, places if media is None else media.positions(cache, new, places))
         x = embed_tokens(model, new)  # rows of embed_tokens
         for i, layer in enumerate(w["layers"]):
             x = decoder_layer(x, layer, config, cache, i, cos, sin)

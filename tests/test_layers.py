@@ -357,7 +357,7 @@ def attended(q, group, tokens, caches, name):
     for query in q:
         kernels.for_bf16(query, FORMS[name][0])
     result, part = np.empty((2, len(q), width + 16), np.float32)
-    own = np.empty((VECTORS + width // 2) * BLOCK, np.float32)
+    own = np.empty((VECTORS + width) * BLOCK, np.float32)
     functions = functions_for((), ((FORMS[name][0], 1), (FORMS[name][0], len(q))))
     for block in range(0, n, BLOCK):
         kernels.attend(functions, q, group, n - tokens + 1 - block, *(cache[block:] for cache in caches),

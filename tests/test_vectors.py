@@ -200,7 +200,7 @@ def test_transposed_keys_give_the_same_sums(n, rows, n_vectors, pairs):
     for out, vector in zip(expected, factors):
         bf16_product_of(pairs, 1)(w.ctypes.data, w.strides[0], rows, vector.ctypes.data, factors.strides[0], n,
                                   out.ctypes.data, expected.strides[0], 0, 0)
-    bf16_product_of(pairs, 1, "transposed_keys")(w.ctypes.data, w.strides[0], rows, n, keys.ctypes.data)
+    bf16_product_of(pairs, 1, "transposed_rows")(w.ctypes.data, w.strides[0], rows, n, keys.ctypes.data)
     bf16_product_of(pairs, n_vectors, "transposed_product")(keys.ctypes.data, 0, rows, *rest, found.ctypes.data,
                                                         found.strides[0], 0, 0)
     assert expected[:, :rows].all() and not np.isnan(found).any()

@@ -9,35 +9,38 @@ from typing import Any
 
 from llvmlite import ir
 
-from qwen3_lib.kernels.cpu import FEATURES, PAIRS, SUMS
+from qwen3_lib.kernels.cpu import AVX512, FEATURES, PAIRS, SUMS
 from qwen3_lib.kernels.layout import BF16, FORMATS, GROUP, ROUNDED
 from qwen3_lib.kernels.vectors import (FLOAT, I1, I16, I32, I64, LANES, PREFETCH_BYTES, Way, add_pairs, at, broadcast,
-                                       flushed, fma, in_tiles, load, loop, prefetch, row_part, splat, store, two_parts,
+                                       flushed, fma, hidden, in_tiles, load, loop, prefetch, row_part, splat, store, two_parts,
                                        variable, vector, zero_sums)
 
 VALUE_ROWS = 3  # rows of values that are weighted at once: registers hold their factors for some vectors
 
 
-def pair_factors(b: Any, place: Any) -> tuple[Any, ...]:
-    """16 pairs of bf16 in memory as factors of `add_pairs`, or of two fmas: the odd numbers before the even ones."""
-    if PAIRS:
-        return (load(b, place, I32, LANES),)
-    return tuple(reversed(two_parts(b, ROUNDED, place, I64(2 * LANES), I64(0))))
+def add_products(b: Any, form: int, words: Sequence[Any], places: Sequence[Any], apart: int,
+                 sums: dict[tuple[int, int], Any]) -> None:
+    """sums[t, g], float32 [16], + 16 pairs of bf16 at words[g] times the pair at places[t].
 
-
-def add_broadcast(b: Any, place: Any, apart: int, sums: dict[Any, tuple[Any, ...]]) -> None:
-    """Adds the products of a pair of bf16 in memory with factors to sums: variable -> its factors, see pair_factors.
-
-    Without PAIRS, the pair is two float32, `apart` bytes from the even one to the odd one.
+    One instruction adds both products, or two fmas do, in the order of its: the odd number of a pair before the even
+    one; BF16: the even one first. Then places[t] has two float32, the odd one `apart` bytes after the even one.
     """
-    values = [broadcast(b, load(b, at(b, place, start), kind), LANES)
-              for start, kind in (((0, I32),) if PAIRS else ((apart, FLOAT), (0, FLOAT)))]
-    for sum_, factors in sums.items():
-        for factor, value in zip(factors, values):
-            b.store((add_pairs if PAIRS else fma)(b, factor, value, b.load(sum_)), sum_)
+    if form == ROUNDED and PAIRS:
+        factors = [load(b, word, I32, LANES) for word in words]
+        for (t, g), sum_ in sums.items():
+            value = broadcast(b, load(b, places[t], I32), LANES)
+            b.store(add_pairs(b, factors[g], value, b.load(sum_)), sum_)
+        return
+    for odd in (0, 1) if form == BF16 else (1, 0):
+        # The pairs are read twice: if LLVM knew that they are the same, it would keep them, and has no registers.
+        factors = [two_parts(b, form, hidden(b, word), I64(2 * LANES), I64(0))[odd] for word in words]
+        for t, place in enumerate(places):
+            value = broadcast(b, load(b, at(b, place, apart * odd), FLOAT), LANES)
+            for g, factor in enumerate(factors):
+                b.store(fma(b, factor, value, b.load(sums[t, g])), sums[t, g])
 
 
-def write_transposed_keys(form: int, _: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, n: Any,
+def write_transposed_rows(form: int, _: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, n: Any,
                           out: Any) -> None:
     """Transposes rows of bf16 [n_rows, n]: a vector then holds a pair of columns of 16 rows.
 
@@ -75,16 +78,19 @@ def transposed(b: Any, rows: list[Any]) -> list[Any]:
 
 def write_transposed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
                              x_stride: Any, n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
-    """write_float_product of rows that write_transposed_keys has transposed: the same sums, added in the same order.
+    """write_float_product of rows that write_transposed_rows has transposed: the same sums, added in the same order.
 
-    A lane is a row, so a row's 16 partial sums are added without moving numbers between lanes. 4 to 8 vectors, as two
-    groups of four, which overlap if there are fewer than 8.
+    A lane is a row, so a row's 16 partial sums are added without moving numbers between lanes. With AVX-512, 4 to 8
+    vectors as two groups of four, which overlap if there are fewer than 8, with twice 16 rows.
     """
-    steps, keys = b.sdiv(n, I64(32)), list(itertools.product(range(4), range(2)))  # of 4 vectors and twice 16 rows
+    together, n_groups = (4, 2) if AVX512 else (n_vectors, 1)
+    steps, keys = b.sdiv(n, I64(32)), list(itertools.product(range(together), range(n_groups)))
+    goes_on, ends = b.trunc(part, I1), b.trunc(b.lshr(part, I64(1)), I1)
 
     def tile(first: Any, start: Any) -> None:
-        groups = [at(b, w, (at(b, first, g), b.mul(n, I64(32)))) for g in range(2)]
-        vectors = [at(b, x, (x_stride, at(b, start, t))) for t in range(4)]
+        groups = [at(b, w, (at(b, first, g), b.mul(n, I64(32)))) for g in range(n_groups)]
+        vectors = [at(b, x, (x_stride, at(b, start, t))) for t in range(together)]
+        kept_at = at(b, kept, (first, 4 * LANES * LANES * n_vectors))
 
         def added(i: int, distance: int) -> dict[tuple[int, int], Any]:
             """The sum of the partial sums i, i + distance, ..., for each of `keys`: see `totals`."""
@@ -92,22 +98,25 @@ def write_transposed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any
                 left, right = (added(j, 2 * distance) for j in (i, i + distance))
                 return {key: b.fadd(left[key], right[key]) for key in keys}
             sums = zero_sums(b, keys, LANES)
-
-            def step(j: Any) -> None:
-                parts = [pair_factors(b, at(b, group, (at(b, j, (steps, i)), 4 * LANES))) for group in groups]
-                for t in range(4):
-                    place = at(b, vectors[t], (j, 4 * GROUP), 4 * i)
-                    add_broadcast(b, place, 4 * LANES, {sums[t, g]: parts[g] for g in range(2)})
-
-            loop(b, steps, step)
+            places = {key: at(b, kept_at, 4 * LANES * (len(keys) * i + j)) for j, key in enumerate(keys)}
+            with b.if_then(goes_on):
+                for key, place in places.items():
+                    b.store(load(b, place, FLOAT, LANES), sums[key])
+            loop(b, steps, lambda j: add_products(
+                b, form, [at(b, group, (at(b, j, (steps, i)), 4 * LANES)) for group in groups],
+                [at(b, vector, (j, 4 * GROUP), 4 * i) for vector in vectors], 4 * LANES, sums))
+            with b.if_then(ends):
+                for key, place in places.items():
+                    store(b, b.load(sums[key]), place)
             return {key: b.load(sum_) for key, sum_ in sums.items()}
 
         for (t, g), sum_ in added(0, 1).items():
             store(b, sum_, at(b, out, (out_stride, at(b, start, t)), (at(b, first, g), 4 * LANES)))
 
-    with flushed(b, bool(FEATURES.get("sse2"))):
-        loop(b, b.sdiv(b.add(n_rows, I64(31)), I64(32)), lambda i: loop(
-            b, I64(2), lambda half: tile(b.mul(i, I64(2)), b.mul(half, I64(n_vectors - 4)))))
+    with flushed(b, form == ROUNDED and bool(FEATURES.get("sse2"))):
+        loop(b, b.sdiv(b.add(n_rows, I64(16 * n_groups - 1)), I64(16 * n_groups)), lambda i: loop(
+            b, I64(-(-n_vectors // together)), lambda half: tile(
+                b.mul(i, I64(n_groups)), b.mul(half, I64(n_vectors - together)))))
 
 
 def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
@@ -174,7 +183,12 @@ def write_weighted_pairs(form: int, n_vectors: int, way: Way, b: Any, w: Any, st
             parts = [part for column in columns for part in row_pair(b, even, odd, n, column)]
             for t in range(n_vectors):
                 place = at(b, x, (x_stride, t), (pair, 2 * size))
-                add_broadcast(b, place, 4, {sums[t, c]: factors for c, factors in enumerate(parts)})
+                values = [broadcast(b, load(b, at(b, place, start), kind), LANES)
+                          for start, kind in (((0, I32),) if PAIRS else ((4, FLOAT), (0, FLOAT)))]
+                for c, factors in enumerate(parts):
+                    for factor, value in zip(factors, values):
+                        sum_ = sums[t, c]
+                        b.store((add_pairs if PAIRS else fma)(b, factor, value, b.load(sum_)), sum_)
 
         loop(b, pairs, lambda pair: add(pair, stride))
         with b.if_then(b.trunc(n_rows, I1)):
@@ -184,6 +198,42 @@ def write_weighted_pairs(form: int, n_vectors: int, way: Way, b: Any, w: Any, st
 
     with flushed(b, not PAIRS and bool(FEATURES.get("sse2"))):
         in_tiles(b, b.sdiv(n, I64(32)), max(1, min(4, SUMS // 3 // n_vectors)), strip)
+
+
+def write_paired_rows(form: int, _: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, n: Any, out: Any) -> None:
+    """Pairs of rows of bf16 [n_rows, n] -> uint32 [n / 16, n_rows / 2, 16 columns], the even row in the lower half."""
+    pairs = b.lshr(n_rows, I64(1))
+
+    def group(i: Any) -> None:
+        def pair(j: Any) -> None:
+            even = at(b, w, (stride, b.shl(j, I64(1))), (i, 2 * LANES))
+            low, high = (b.zext(load(b, row, I16, LANES), vector(I32, LANES)) for row in (even, b.add(even, stride)))
+            store(b, b.or_(low, b.shl(high, splat(I32, LANES, 16))), at(b, out, (at(b, j, (i, pairs)), 4 * LANES)))
+
+        loop(b, pairs, pair)
+
+    loop(b, b.sdiv(n, I64(LANES)), group)
+
+
+def write_paired_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
+                         x_stride: Any, n: Any, out: Any, out_stride: Any) -> None:
+    """write_weighted_rows of as many rows, an even number, as write_paired_rows has paired: the same sums.
+
+    `stride`: the bytes from the pairs of 16 columns to those of the next 16. The sums stay in registers.
+    """
+    def group(i: Any) -> None:
+        places = {(t, 0): at(b, out, (out_stride, t), (i, 4 * LANES)) for t in range(n_vectors)}
+        sums = {key: variable(b, vector(FLOAT, LANES)) for key in places}
+        for key, place in places.items():
+            b.store(load(b, place, FLOAT, LANES), sums[key])
+        loop(b, b.lshr(n_rows, I64(1)), lambda pair: add_products(
+            b, form, [at(b, w, (i, stride), (pair, 4 * LANES))],
+            [at(b, x, (x_stride, t), (pair, 8)) for t in range(n_vectors)], 4, sums))
+        for key, place in places.items():
+            store(b, b.load(sums[key]), place)
+
+    with flushed(b, form == ROUNDED and bool(FEATURES.get("sse2"))):
+        loop(b, b.sdiv(n, I64(LANES)), group)
 
 
 def row_pair(b: Any, even: Any, odd: Any, n: Any, column: Any) -> list[tuple[Any, ...]]:

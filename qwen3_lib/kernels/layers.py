@@ -20,7 +20,7 @@ from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_
                                           float_of, floats_at, fused, half_from_float, pack_groups, round_groups,
                                           to_bytes, uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP_BYTES, IN_PARTS, KEYS,
-                                      KV8, OUT, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, STRIP, TOGETHER,
+                                      KV8, OUT, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, SPREAD, STRIP, TOGETHER,
                                       TRANSPOSED, TRANSPOSES, UP, VALUES, VECTORS, WHOLE, WIDENS, K, Q, V, is_packed,
                                       padded, unit_size)
 
@@ -175,8 +175,11 @@ def linear(products, w, x, packed, out, column, start, end, own):
     """
     n = len(x)
     if not form_is_packed(w.form):
-        for first in range(start, end, STRIP):
-            float_strip(products, w, x, out[:, column + first:], first, min(STRIP, end - first), own)
+        strip = STRIP
+        if tiling(products[PRODUCT, w.form], n, PROMPT)[0] == REARRANGED:
+            strip = min(STRIP, max(SPREAD // w.columns // PANEL, 1) * PANEL)
+        for first in range(start, end, strip):
+            float_strip(products, w, x, out[:, column + first:], first, min(strip, end - first), own)
         return
     how, tiles = tiling(products[PRODUCT, w.form], n, PROMPT)
     functions, width = products[PRODUCT, w.form, how], up_to(w.columns, 2 * GROUP)
@@ -205,22 +208,31 @@ def tiling(table, n, many):
 def float_strip(products, w, x, out, first, rows, own):
     """`rows` rows of a Weight of floats, from `first` on, times the vectors x [n, ...] -> out [n, ...].
 
-    Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache.
+    Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache. Without
+    AVX-512, a prompt's rows are transposed before.
     """
     n, size, width, address = len(x), 4 if w.form == F32 else 2, up_to(w.columns, 32), w.address + first * w.stride
     how, tiles = tiling(products[PRODUCT, w.form], n, PROMPT)
     functions = products[PRODUCT, w.form, how]
     room = 2 if PAIRS and w.form == ROUNDED else 1  # vectors of bf16 take half of it
     sums, copy = own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
-    apart = tiles > 1 and width > room * WHOLE
+    transposes = products[TRANSPOSES, w.form, TOGETHER].address[1] if how == REARRANGED else 0
+    apart, padded_rows = tiles > 1 and width > room * WHOLE, rows
     depth = room * DEPTH if apart else width
-    if apart:
+    if transposes:
+        padded_rows = up_to(rows, PANEL)
+        for k in range(0, width, depth):
+            call_at(transposes, (address + k * size, w.stride, rows, min(depth, width - k),
+                                 copy + k * size * padded_rows))
+    elif apart:
         copy_parts(address, w.stride, rows, width * size, depth * size, copy)
     for tile in range(tiles):
         t, next_ = n * tile // tiles, n * (tile + 1) // tiles
         for k in range(0, width, depth):
             columns, part = min(depth, width - k), (1 if k > 0 else 0) + (2 if k + depth < width else 0)
-            place, stride = (copy + k * size * rows, columns * size) if apart else (address, w.stride)
+            place, stride = address, w.stride
+            if apart or transposes:
+                place, stride = copy + k * size * padded_rows, columns * size
             call_at(functions.address[next_ - t], (place, stride, rows, x[t, k:].ctypes.data, x.strides[0], columns,
                                                    out[t].ctypes.data, out.strides[0], sums, part))
 
@@ -306,25 +318,27 @@ def attend(products, q, group, seen, keys, values, form, out, own):
     position on. The first token sees `seen` positions of this block, the next one more, up to all.
     out float32 [n, width + 16]: the sum of the values, weighted with exp(score - largest), then `largest`, then the sum
     of the weights: softmax needs all scores only for its denominator (Milakov & Gimelshein 2018, "online" softmax).
-    own float32 [(VECTORS + width / 2) * BLOCK]: to work in.
+    own float32 [(VECTORS + width) * BLOCK]: to work in.
     """
     (n, width), stride, size = q.shape, keys.strides[0], np.int64(2 if PAIRS and form == ROUNDED else 4)
     how, tiles = tiling(products[KEYS, form], n, TRANSPOSED)
-    functions, weigh = products[KEYS, form, how], products[VALUES, form, TOGETHER]
+    functions, weigh_one = products[KEYS, form, how], products[VALUES, form, TOGETHER].address[1]
     scores, own_keys = floats_at(own.ctypes.data, (VECTORS, BLOCK)), own[VECTORS * BLOCK:].ctypes.data
-    k, in_block = keys.ctypes.data, seen_by((n - 1) // group, seen)
-    transposes = products[TRANSPOSES, form, TOGETHER].address[1] if n >= TRANSPOSED else 0
-    if transposes and in_block > 0:
-        call_at(transposes, (k, stride, in_block, width, own_keys))
+    k, v, in_block = keys.ctypes.data, values.ctypes.data, seen_by((n - 1) // group, seen)
+    if how == REARRANGED and in_block > 0:
+        call_at(products[TRANSPOSES, form, TOGETHER].address[1], (k, stride, in_block, width, own_keys))
         k = own_keys
+    weigh, v_stride = products[VALUES, form, TOGETHER], stride
+    if how == REARRANGED and products[VALUES, form, REARRANGED].most > 0:
+        weigh, v, v_stride = products[VALUES, form, REARRANGED], own_keys + 2 * BLOCK * width, in_block // 2 * 64
+        call_at(products[TRANSPOSES, form, IN_PARTS].address[1], (values.ctypes.data, stride, in_block, width, v))
     out[:] = 0
     for tile in range(tiles):
         start, end = n * tile // tiles, n * (tile + 1) // tiles
         least, most = seen_by(start // group, seen), seen_by((end - 1) // group, seen)
         if most == 0:
             continue
-        if form == ROUNDED and least < most:
-            least -= least % 2  # a pair of rows is never torn
+        least -= least % 2  # a pair of rows is never torn
         p, p_stride, y, y_stride = scores.ctypes.data, scores.strides[0], out[start].ctypes.data, out.strides[0]
         call_at(functions.address[end - start], (k, stride, most, q[start].ctypes.data, q.strides[0], width, p,
                                                  p_stride, np.int64(0), np.int64(0)))
@@ -337,11 +351,11 @@ def attend(products, q, group, seen, keys, values, form, out, own):
             for r in range(start, end):
                 count = seen_by(r // group, seen)
                 round_groups(scores[r - start].ctypes.data, up_to(count, GROUP), np.int64(2 * GROUP))
-        call_at(weigh.address[end - start], (values.ctypes.data, stride, least, p, p_stride, width, y, y_stride))
+        call_at(weigh.address[end - start], (v, v_stride, least, p, p_stride, width, y, y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
             rest = seen_by(r // group, seen) - least
             if rest > 0:
-                call_at(weigh.address[1], (values[least:].ctypes.data, stride, rest,
+                call_at(weigh_one, (values[least:].ctypes.data, stride, rest,
                                            p + (r - start) * p_stride + size * least, p_stride, width,
                                            y + (r - start) * y_stride, y_stride))
 
@@ -366,7 +380,7 @@ def join(left, right, width):
 def attend_blocks(products, task, q, group, keys, values, form, result, own):
     """The blocks of a Task, one after the other, for the queries of a KV head with these keys and values of the cache
     -> result [n, width + 16], as `attend` gives it. own float32: to work in."""
-    more = floats_at(own[VECTORS * BLOCK + BLOCK * q.shape[1] // 2:].ctypes.data, result.shape)
+    more = floats_at(own[(VECTORS + q.shape[1]) * BLOCK:].ctypes.data, result.shape)
     for block in range(task.block, task.block + task.n_blocks):
         start, part = block * BLOCK, result if block == task.block else more
         attend(products, q, group, task.seen - start, keys[start:], values[start:], form, part, own)

@@ -96,6 +96,7 @@ VECTORS = 8  # at most so many vectors are multiplied with a row together
 PROMPT = 64  # vectors that are so many pay for making blocks of half bytes blocks of bytes
 TRANSPOSED = 32  # so many queries of one KV head pay for transposing its keys: see attention.py
 STRIP = 192  # rows that are multiplied with all vectors before the next ones: they stay in cache
+SPREAD = 2**17  # numbers of bf16 that are transposed at a time: half of a second cache of 512 KB
 WHOLE, DEPTH = 1024, 768  # so many columns at a time, or in parts of so many: they stay in the first cache
 PASS = 256  # tokens times layers that are computed in one go: a long prompt can be interrupted in between
 BLOCK = 256  # positions whose attention is computed together, counted from the first token of the sequence
@@ -245,5 +246,5 @@ def own_space(n_queries: int, width: int, columns: int) -> int:
 
     n_queries of a head of this width, padded; columns: of the widest matrix, padded.
     """
-    attention = VECTORS * BLOCK + BLOCK * width // 2 + n_queries * (width + 16)
-    return max(STRIP * (VECTORS * 16 + columns * (columns > WHOLE)), attention)
+    attention = VECTORS * BLOCK + BLOCK * width + n_queries * (width + 16)
+    return max(STRIP * VECTORS * 16 + max(STRIP * columns * (columns > WHOLE), PANEL * columns, SPREAD), attention)

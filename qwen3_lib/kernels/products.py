@@ -10,7 +10,7 @@ import numpy as np
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, code_place, read_code
 from qwen3_lib.kernels.cpu import AVX512
-from qwen3_lib.kernels.layout import (FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
+from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
                                       TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENS, is_packed)
 from qwen3_lib.kernels.objects import compile_product
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
@@ -26,8 +26,9 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
     likewise [KEYS, ..] for attention, and [VALUES, format, TOGETHER] of weighted_rows.
     [WIDENS, format, TOGETHER], for one block, makes a block of a format its widened_form, which [PRODUCT, format,
     REARRANGED] multiplies with PROMPT vectors or more; its address is 0 where that's not needed. [TRANSPOSES, ..]
-    transposes keys, which [KEYS, format, REARRANGED] multiplies with TRANSPOSED queries or more: that pays with the
-    registers of AVX-512.
+    transposes keys, which [KEYS, format, REARRANGED] multiplies with TRANSPOSED queries or more. Without AVX-512,
+    [TRANSPOSES, ..] also transposes weights for [PRODUCT, format, REARRANGED], and [TRANSPOSES, format, IN_PARTS] pairs
+    values for [VALUES, format, REARRANGED].
     """
     table = np.zeros((5, len(FORMATS), 3), FUNCTIONS)
     for form, n in needs:
@@ -35,19 +36,31 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
             way = way_of(wide, MANY)
             table[WIDENS, form, TOGETHER].address[1] = function("widened", form, 1, way)
             fill(table[PRODUCT, form, REARRANGED], way.vectors, "packed_product", wide, n, lambda _, way=way: way)
+        elif n >= PROMPT and form in (BF16, ROUNDED) and not AVX512:
+            fill_transposed(table, PRODUCT, form, n)
         else:
             fill_product(table[PRODUCT, form], form, n)
     for form, n in queries:
         way = way_of(form, AT_ONCE)
-        if form == ROUNDED and AVX512 and n >= TRANSPOSED:
-            table[TRANSPOSES, form, TOGETHER].address[1] = function("transposed_keys", form, 1, way)
-            found = fill(table[KEYS, form, REARRANGED], VECTORS, "transposed_product", form, n, lambda _, way=way: way)
+        kind = "weighted_pairs" if form == ROUNDED and AVX512 else "weighted_rows"
+        if n >= TRANSPOSED and form in ((ROUNDED,) if AVX512 else (BF16, ROUNDED)):
+            found = fill_transposed(table, KEYS, form, n)
+            if not AVX512:
+                table[TRANSPOSES, form, IN_PARTS].address[1] = function("paired_rows", form, 1, way)
+                fill(table[VALUES, form, REARRANGED], way.vectors, "paired_product", form, n, lambda _, way=way: way)
+                continue
         else:
             found = fill_product(table[KEYS, form], form, n)
         for size in found:
-            kind = "weighted_pairs" if form == ROUNDED and AVX512 else "weighted_rows"
             table[VALUES, form, TOGETHER].address[size] = function(kind, form, size, way)
     return table
+
+
+def fill_transposed(table: np.ndarray, kind: int, form: int, n: int) -> set[int]:
+    """`fill` of a table with the products of n vectors with rows that are transposed before."""
+    way = way_of(form, AT_ONCE)
+    table[TRANSPOSES, form, TOGETHER].address[1] = function("transposed_rows", form, 1, way)
+    return fill(table[kind, form, REARRANGED], way.vectors, "transposed_product", form, n, lambda _: way)
 
 
 def fill(functions: np.record, most: int, kind: str, form: int, n: int, way: Callable[[int], Way]) -> set[int]:

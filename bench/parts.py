@@ -20,13 +20,14 @@ from typing import Any
 
 import numpy as np
 from llvmlite import binding as llvm
+from llvmlite import ir
 from threadpoolctl import threadpool_limits
 
 import harness
 import qwen3_numba
 from qwen3_lib.kernels import objects, vectors
 from qwen3_lib.kernels.build import LAYERS, kernel_at, linker, make_kernels
-from qwen3_lib.kernels.cpu import INT8_SHAPES, PAIRS, PATH
+from qwen3_lib.kernels.cpu import INT8_SHAPES, ON_ARM, PAIRS, PATH
 from qwen3_lib.kernels.layout import (FORMATS, INT8, KEYS, PRODUCT, REARRANGED, ROUNDED, TRANSPOSES, VALUES,
                                       is_packed)
 from qwen3_lib.kernels.objects import compile_layers, compile_product
@@ -61,10 +62,11 @@ def write_dots(form: int, n: int, way: Any, b: Any, out: Any) -> None:
             for i in range(2))
 
     def step(_: Any) -> None:
-        for sum_ in sums:
-            now = b.load(sum_)
-            b.store(vectors.add_pairs(b, w, x, now) if form == ROUNDED else
-                    vectors.dot_bytes(b, PATH, now, w, x, False), sum_)
+        for sum_ in sums:  # if LLVM knew that all factors are the same, it would multiply once
+            now, kind = b.load(sum_), ir.FunctionType(w.type, [w.type])
+            w_ = b.asm(kind, "", "=w,0" if PATH in ON_ARM else "=x,0", [w], False)
+            b.store(vectors.add_pairs(b, w_, x, now) if form == ROUNDED else
+                    vectors.dot_bytes(b, PATH, now, w_, x, False), sum_)
 
     loop(b, I64(LOOPS), step)
     for i, sum_ in enumerate(sums):

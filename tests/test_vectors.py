@@ -90,30 +90,42 @@ def test_every_path_gives_the_same_bits(name):
     np.testing.assert_allclose(out[0], expected, rtol=1e-4, atol=0.02)
 
 
-@pytest.mark.parametrize("name", ["int5", "int4", "q5_1", "q4_1", "q5_k", "q4_k", "q4_0"])
-def test_a_widened_block_gives_the_same_bits(name):
+def rearranged(form, data, n, kind):
+    """A block of n columns as a prompt's products take it: "widened" or "spread" -> (the block, its product)."""
+    wide, way = vectors.widened_form(form), Way(2, 4, 0)
+    if kind == "widened" and wide == form or kind == "spread" and "avx2" not in cpu.PATHS:
+        pytest.skip(f"this CPU's products don't take {kind} blocks")
+    block = np.zeros(32 * n * 2, np.uint8)
+    function_of(kind, form, 1, way)(data.ctypes.data, n, block.ctypes.data)
+    return block, function_of("spread_product", form, 2, way) if kind == "spread" else product_of(vectors.PATH, wide, 2)
+
+
+def function_of(kind, form, n_vectors, way):
+    name = f"{kind}_{form}_{way}"
+    address = address_of(name, lambda: objects.compile_product(name, kind, form, n_vectors, way))
+    return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * objects.WRITERS[kind][1])(address)
+
+
+@pytest.mark.parametrize("kind", ["widened", "spread"])
+@pytest.mark.parametrize("name", ["int8", "int5", "int4", "q5_1", "q4_1", "q6_k", "q5_k", "q4_k", "q4_0"])
+def test_a_rearranged_block_gives_the_same_bits(name, kind):
     """Also of the smallest scales, whose products would lose digits if SMALLEST were smaller."""
     form, n, rng = FORMATS[name], 512, np.random.default_rng(0)
-    if (wide := vectors.widened_form(form)) == form:
-        pytest.skip("these instructions for bytes take blocks as they are")
     rows = rng.standard_normal((32, n)).astype(np.float32)
     rows[:, n // 2:] *= np.float32(1e-13) if name in ("int5", "int4") else 1
     data, _ = stored(rows, form)
-    block, out, way = np.zeros(packed_shape(32, n, wide), np.uint8), np.zeros((2, 2, 32), np.float32), Way(1, 1, 0)
-    address = address_of(f"to_{name}", lambda: objects.compile_product(f"to_{name}", "widened", form, 1, way))
-    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 3)(address)(data.ctypes.data, n, block.ctypes.data)
+    out, (block, product) = np.zeros((2, 2, 32), np.float32), rearranged(form, data, n, kind)
     for scale in (1, SMALLEST_NUMBER / 127):
         whole = rng.integers(-127, 128, (2, n // 32, 32)).astype(np.int8)
         whole[:, :n // 64] *= scale == 1  # the small ones alone
         x = packed_vectors(whole, (1 + rng.random((2, n // 32))) * scale)
-        for some, w, kind in zip(out, (data, block), (form, wide)):
-            product_of(vectors.PATH, kind, 2)(w.ctypes.data, x.ctypes.data, x.strides[0], n, some.ctypes.data,
-                                              some.strides[0], 0, 0, 1)
+        for some, w, multiply in zip(out, (data, block), (product_of(vectors.PATH, form, 2), product)):
+            multiply(w.ctypes.data, x.ctypes.data, x.strides[0], n, some.ctypes.data, some.strides[0], 0, 0, 1)
         assert out.any()
         np.testing.assert_array_equal(out[0], out[1])
 
 
-@pytest.mark.parametrize("path", cpu.PATHS)
+@pytest.mark.parametrize("path", [*cpu.PATHS, *["spread"] * ("avx2" in cpu.PATHS)])
 @pytest.mark.parametrize("name", ["int8", "int5", "int4", "q6_k"])  # the others have the bytes of INT5 and INT4
 def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
     """The least and the greatest bytes of weights, times the largest ones of a vector, alone and two at a time."""
@@ -126,18 +138,19 @@ def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
         for sign in (-1, 1):
             x = packed_vectors(np.full((2, n // 32, 32), 127 * sign, np.int8), np.full((2, n // 32), 1 / 127))
             for n_vectors in (1, 2) if path == vectors.PATH else (2,):
-                out = np.zeros((2, 32), np.float32)
-                product_of(path, form, n_vectors)(data.ctypes.data, x.ctypes.data, x.strides[0], n, out.ctypes.data,
-                                                  out.strides[0], 0, 0, 1)
+                out, (block, product) = np.zeros((2, 32), np.float32), rearranged(form, data, n, path) \
+                    if path == "spread" else (data, product_of(path, form, n_vectors))
+                product(block.ctypes.data, x.ctypes.data, x.strides[0], n, out.ctypes.data, out.strides[0], 0, 0, 1)
                 np.testing.assert_allclose(out[:n_vectors], np.tile(sign * reference(data, weight).sum(axis=1),
                                                                     (n_vectors, 1)), rtol=1e-5)
 
 
 @cache
-def bf16_product_of(pairs, n_vectors, kind="float_product"):
+def bf16_product_of(pairs, n_vectors, kind="float_product", avx512=True):
     """The function that multiplies rows of bf16 with rounded vectors, by the instruction for pairs or by fma."""
-    name = f"bf16_{pairs}_{n_vectors}_{kind}"
+    name = f"bf16_{pairs}_{n_vectors}_{kind}_{avx512}"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(attention, "AVX512", avx512)
         for module in (vectors, attention):
             patch.setattr(module, "PAIRS", pairs)
         way = vectors.way_of(ROUNDED, vectors.ONE if n_vectors == 1 else vectors.AT_ONCE)
@@ -186,31 +199,38 @@ def test_fma_gives_the_bits_of_the_instruction_for_pairs(w_exponents, x_exponent
 
 @pytest.mark.parametrize("pairs", [False, pytest.param(True, marks=pytest.mark.skipif(
     not cpu.PAIRS, reason="this CPU has no AVX512_BF16"))])
-@pytest.mark.parametrize("n_vectors", [5, 6, 7, 8])
+@pytest.mark.parametrize("n_vectors, avx512", [(5, True), (6, True), (7, True), (8, True), (1, False), (6, False)])
 @pytest.mark.parametrize("n, rows", [(32, 1), (96, 31), (128, 32), (128, 250), (256, 49)])
-def test_transposed_keys_give_the_same_sums(n, rows, n_vectors, pairs):
-    """As the rows themselves; behind the last row, the memory is not read as a row."""
+def test_transposed_rows_give_the_same_sums(n, rows, n_vectors, avx512, pairs):
+    """As the rows themselves; behind the last row, the memory is not read as a row. Without AVX-512 also in parts."""
     rng = np.random.default_rng(0)
     w, x = (rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16 for shape in ((rows + 1, n), (8, n)))
     w, factors = w.astype(np.uint16), factors_of(x.astype(np.uint16), pairs)
     w[rows:] = 0x7FC0  # NaN
-    keys, padded_rows = np.zeros((padded(rows, 32), n // 2), np.uint32), padded(rows, 32)
+    padded_rows = padded(rows, 32)
     expected, found = np.zeros((2, n_vectors, padded_rows), np.float32)
-    rest = factors.ctypes.data, factors.strides[0], n
     for out, vector in zip(expected, factors):
         bf16_product_of(pairs, 1)(w.ctypes.data, w.strides[0], rows, vector.ctypes.data, factors.strides[0], n,
                                   out.ctypes.data, expected.strides[0], 0, 0)
-    bf16_product_of(pairs, 1, "transposed_rows")(w.ctypes.data, w.strides[0], rows, n, keys.ctypes.data)
-    bf16_product_of(pairs, n_vectors, "transposed_product")(keys.ctypes.data, 0, rows, *rest, found.ctypes.data,
-                                                        found.strides[0], 0, 0)
-    assert expected[:, :rows].all() and not np.isnan(found).any()
-    np.testing.assert_array_equal(found[:, :rows], expected[:, :rows])
+    assert expected[:, :rows].all()
+    for parts in [((0, n),)] + [((0, 32), (32, n))] * (n > 32 and not avx512):
+        kept = np.zeros((padded_rows, n_vectors, 16), np.float32)
+        found[:] = np.nan
+        for start, end in parts:
+            keys = np.zeros((padded_rows, (end - start) // 2), np.uint32)
+            bf16_product_of(pairs, 1, "transposed_rows")(w[:, start:].ctypes.data, w.strides[0], rows, end - start,
+                                                         keys.ctypes.data)
+            bf16_product_of(pairs, n_vectors, "transposed_product", avx512)(
+                keys.ctypes.data, 0, rows, factors.ctypes.data + 4 * start, factors.strides[0], end - start,
+                found.ctypes.data, found.strides[0], kept.ctypes.data, (start > 0) + 2 * (end < n))
+        assert not np.isnan(found[:, :rows]).any()
+        np.testing.assert_array_equal(found[:, :rows], expected[:, :rows])
 
 
 @pytest.mark.parametrize("n_vectors", [1, 2, 5, 8])
 @pytest.mark.parametrize("rows", [1, 2, 3, 5, 6, 250])
 def test_values_weighted_in_both_ways(rows, n_vectors):
-    """Row by row, as CPUs without AVX-512 do, and in strips of columns, by fma and the instruction: the same bits."""
+    """Row by row, in strips of columns, by fma and the instruction, and pairs of rows apart: the same bits."""
     rng, n, found = np.random.default_rng(0), 96, []
     bits = [rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16
             for shape in ((rows, n), (n_vectors, padded(rows, 2)))]
@@ -220,6 +240,13 @@ def test_values_weighted_in_both_ways(rows, n_vectors):
         factors, out = x if pairs else x.astype(np.uint32) << 16, np.zeros((n_vectors, n), np.float32)
         bf16_product_of(pairs, n_vectors, kind)(w.ctypes.data, w.strides[0], rows, factors.ctypes.data,
                                                 factors.strides[0], n, out.ctypes.data, out.strides[0])
+        found.append(out)
+    if rows % 2 == 0:
+        apart, out = np.zeros((n // 16, rows // 2, 16), np.uint32), np.zeros((n_vectors, n), np.float32)
+        bf16_product_of(False, 1, "paired_rows")(w.ctypes.data, w.strides[0], rows, n, apart.ctypes.data)
+        factors = x.astype(np.uint32) << 16
+        bf16_product_of(False, n_vectors, "paired_product")(apart.ctypes.data, apart.strides[0], rows,
+            factors.ctypes.data, factors.strides[0], n, out.ctypes.data, out.strides[0])
         found.append(out)
     numbers = [some.astype(np.uint32) << 16 for some in (w, x[:, :rows])]
     expected = np.matmul(*(some.view(np.float32).astype(np.float64) for some in numbers[::-1]))

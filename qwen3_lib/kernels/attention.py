@@ -1,5 +1,6 @@
 """The products of attention, see vectors.py: a prompt's queries with keys, and the softmax's weights with values.
 
+A prompt's keys are transposed before; without AVX-512, so are rows of weights, and pairs of values are brought together.
 Few queries are multiplied with keys as they lie in the cache, by vectors.write_float_product. ROUNDED: the numbers are
 bf16, and the products of a pair are added together, as vectors.add_pairs does.
 """
@@ -12,8 +13,8 @@ from llvmlite import ir
 from qwen3_lib.kernels.cpu import AVX512, FEATURES, PAIRS, SUMS
 from qwen3_lib.kernels.layout import BF16, FORMATS, GROUP, ROUNDED
 from qwen3_lib.kernels.vectors import (FLOAT, I1, I16, I32, I64, LANES, PREFETCH_BYTES, Way, add_pairs, at, broadcast,
-                                       flushed, fma, hidden, in_tiles, load, loop, prefetch, row_part, splat, store, two_parts,
-                                       variable, vector, zero_sums)
+                                       flushed, fma, hidden, in_tiles, load, loop, prefetch, row_part, splat, store,
+                                       two_parts, variable, vector, zero_sums)
 
 VALUE_ROWS = 3  # rows of values that are weighted at once: registers hold their factors for some vectors
 
@@ -42,7 +43,7 @@ def add_products(b: Any, form: int, words: Sequence[Any], places: Sequence[Any],
 
 def write_transposed_rows(form: int, _: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, n: Any,
                           out: Any) -> None:
-    """Transposes rows of bf16 [n_rows, n]: a vector then holds a pair of columns of 16 rows.
+    """Transposes rows of bf16 [n_rows, n], keys or weights: a vector then holds a pair of columns of 16 rows.
 
     uint32 [n_rows / 16, 16, n / 32, 16 rows]: pair 16 j + i of a row stands at [.., i, j]. n_rows is rounded up to a
     multiple of 32; the last row is repeated.

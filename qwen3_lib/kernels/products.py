@@ -9,10 +9,11 @@ import numpy as np
 
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, code_place, read_code
-from qwen3_lib.kernels.cpu import AVX512
+from qwen3_lib.kernels.cpu import AVX512, PATH
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
                                       TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENS, is_packed)
 from qwen3_lib.kernels.objects import compile_product
+from qwen3_lib.kernels.spread import SPREAD_WAY
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
 
 Needs = tuple[tuple[int, int], ...]  # (format, number of vectors) of products
@@ -24,11 +25,11 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
 
     [PRODUCT, format, TOGETHER] multiplies all vectors at once with rows of a format, [.., IN_PARTS] parts of them;
     likewise [KEYS, ..] for attention, and [VALUES, format, TOGETHER] of weighted_rows.
-    [WIDENS, format, TOGETHER], for one block, makes a block of a format its widened_form, which [PRODUCT, format,
-    REARRANGED] multiplies with PROMPT vectors or more; its address is 0 where that's not needed. [TRANSPOSES, ..]
-    transposes keys, which [KEYS, format, REARRANGED] multiplies with TRANSPOSED queries or more. Without AVX-512,
-    [TRANSPOSES, ..] also transposes weights for [PRODUCT, format, REARRANGED], and [TRANSPOSES, format, IN_PARTS] pairs
-    values for [VALUES, format, REARRANGED].
+    [WIDENS, format, TOGETHER], for one block, makes a block of a format its widened_form, or spreads it (AVX2), which
+    [PRODUCT, format, REARRANGED] multiplies with PROMPT vectors or more; its address is 0 where that's not needed.
+    [TRANSPOSES, format, TOGETHER] transposes keys, which [KEYS, format, REARRANGED] multiplies with TRANSPOSED queries
+    or more. Without AVX-512, it also transposes weights for [PRODUCT, format, REARRANGED], and [TRANSPOSES, format,
+    IN_PARTS] pairs the values for [VALUES, format, REARRANGED].
     """
     table = np.zeros((5, len(FORMATS), 3), FUNCTIONS)
     for form, n in needs:
@@ -36,6 +37,9 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
             way = way_of(wide, MANY)
             table[WIDENS, form, TOGETHER].address[1] = function("widened", form, 1, way)
             fill(table[PRODUCT, form, REARRANGED], way.vectors, "packed_product", wide, n, lambda _, way=way: way)
+        elif n >= PROMPT and is_packed(form) and PATH == "avx2":
+            table[WIDENS, form, TOGETHER].address[1] = function("spread", form, 1, SPREAD_WAY)
+            fill(table[PRODUCT, form, REARRANGED], SPREAD_WAY.vectors, "spread_product", form, n, lambda _: SPREAD_WAY)
         elif n >= PROMPT and form in (BF16, ROUNDED) and not AVX512:
             fill_transposed(table, PRODUCT, form, n)
         else:
@@ -96,7 +100,7 @@ def function(kind: str, form: int, n: int, way: Way) -> int:
 
 def any_number(form: int, most: int) -> Needs:
     """What is needed for any number of vectors up to the most: larger ones than here need no other functions."""
-    return tuple((form, n) for n in (*range(1, 2 * VECTORS + 1), PROMPT) if n <= most)
+    return tuple((form, n) for n in (*range(1, 2 * VECTORS + 1), PROMPT, PROMPT + 1) if n <= most)
 
 
 def compile_all() -> Path:
@@ -104,7 +108,7 @@ def compile_all() -> Path:
     names = (*LAYERS, "quantize_block", "pack_block")
     make_kernels(*names)
     for form in range(WIDE):
-        needs = any_number(form, PROMPT)
+        needs = any_number(form, PROMPT + 1)
         functions_for(needs, () if is_packed(form) else (*needs, (form, TRANSPOSED + 1)))
     folder, made_from = code_place()
     if folder is None or any(read_code(folder / f"{name}.o", made_from) is None for name in names):

@@ -8,7 +8,7 @@ import pytest
 from llvmlite import ir
 
 from packed import FORMATS, packed_vectors, reference, stored
-from qwen3_lib.kernels import attention, cpu, objects, vectors
+from qwen3_lib.kernels import attention, cpu, objects, spread, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
 from qwen3_lib.kernels.layout import (MORE, ROUNDED, VECTORS, factors_size, is_packed, packed_shape, padded,
@@ -93,7 +93,7 @@ def test_every_path_gives_the_same_bits(name):
 def rearranged(form, data, n, kind):
     """A block of n columns as a prompt's products take it: "widened" or "spread" -> (the block, its product)."""
     wide, way = vectors.widened_form(form), Way(2, 4, 0)
-    if kind == "widened" and wide == form or kind == "spread" and "avx2" not in cpu.PATHS:
+    if kind == "widened" and wide == form or kind == "spread" and spread.DOTS not in cpu.PATHS:
         pytest.skip(f"this CPU's products don't take {kind} blocks")
     block = np.zeros(32 * n * 2, np.uint8)
     function_of(kind, form, 1, way)(data.ctypes.data, n, block.ctypes.data)
@@ -125,7 +125,7 @@ def test_a_rearranged_block_gives_the_same_bits(name, kind):
         np.testing.assert_array_equal(out[0], out[1])
 
 
-@pytest.mark.parametrize("path", [*cpu.PATHS, *["spread"] * ("avx2" in cpu.PATHS)])
+@pytest.mark.parametrize("path", [*cpu.PATHS, *["spread"] * (spread.DOTS in cpu.PATHS)])
 @pytest.mark.parametrize("name", ["int8", "int5", "int4", "q6_k"])  # the others have the bytes of INT5 and INT4
 def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
     """The least and the greatest bytes of weights, times the largest ones of a vector, alone and two at a time."""

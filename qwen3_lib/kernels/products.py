@@ -13,7 +13,7 @@ from qwen3_lib.kernels.cpu import AVX512, PATH
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
                                       TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENS, is_packed)
 from qwen3_lib.kernels.objects import compile_product
-from qwen3_lib.kernels.spread import SPREAD_WAY
+from qwen3_lib.kernels.spread import DOTS, SPREAD_WAY
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
 
 Needs = tuple[tuple[int, int], ...]  # (format, number of vectors) of products
@@ -37,7 +37,7 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
             way = way_of(wide, MANY)
             table[WIDENS, form, TOGETHER].address[1] = function("widened", form, 1, way)
             fill(table[PRODUCT, form, REARRANGED], way.vectors, "packed_product", wide, n, lambda _, way=way: way)
-        elif n >= PROMPT and is_packed(form) and PATH == "avx2":
+        elif n >= PROMPT and is_packed(form) and PATH == DOTS:
             table[WIDENS, form, TOGETHER].address[1] = function("spread", form, 1, SPREAD_WAY)
             fill(table[PRODUCT, form, REARRANGED], SPREAD_WAY.vectors, "spread_product", form, n, lambda _: SPREAD_WAY)
         elif n >= PROMPT and form in (BF16, ROUNDED) and not AVX512:

@@ -1,20 +1,21 @@
-"""The products of a prompt with packed weights by the instructions of AVX2: see vectors.py.
+"""The products of a prompt with packed weights by the instructions of AVX2 or AVX-VNNI: see vectors.py.
 
 A block's weights are spread once for all vectors, into two streams of 16 rows each, group after group: the scales as
 float32 [16 rows], then the zeros times -1 or the minima, where a format has them for each group, then a byte for each
-weight, [group / 4, 16 rows, 4 columns]; those of INT8 are signed. So a core reads each stream as it lies, and unpacks
+weight, [group / 4, 16 rows, 4 columns]; with AVX2, those of INT8 are signed. So a core reads each stream as it lies, and unpacks
 nothing.
 """
 import itertools
 from typing import Any
 
-from qwen3_lib.kernels.cpu import BYTE_OFFSET
+from qwen3_lib.kernels.cpu import BYTE_OFFSET, PATH
 from qwen3_lib.kernels.layout import FORMATS, GROUP, PANEL
 from qwen3_lib.kernels.vectors import (FLOAT, I8, I16, I32, I64, PackedVector, Way, at, dot_bytes, fma, half_bytes,
                                        hidden, load, loop, minus_zero, scales_of, splat, store, unit_of, variable,
                                        vector, widened, zero_sums)
 
-SPREAD_WAY = Way(2, 4, 0)  # two registers of 8 rows, 4 vectors
+DOTS = PATH if PATH == "vnni" else "avx2"
+SPREAD_WAY = Way(2, 6 if DOTS == "vnni" else 4, 0)  # two registers of 8 rows
 STREAMS = 2
 LINE, REGISTER = 64, 32  # bytes; a line has four of each of a stream's 16 rows
 
@@ -32,6 +33,11 @@ def numbers_start(form: int) -> int:
 def spread_size(form: int) -> int:
     """The bytes of a group in a stream."""
     return numbers_start(form) + LINE * FORMATS[form].group // 4
+
+
+def is_signed(form: int) -> bool:
+    """Whether a stream's bytes have a sign."""
+    return DOTS == "avx2" and FORMATS[form].offset == BYTE_OFFSET
 
 
 def offset(b: Any, value: Any) -> Any:
@@ -55,8 +61,10 @@ def write_spread(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) 
                 store(b, minus_zero(b, form, word) if minima is None else minima, at(b, place, LINE))
             for k in range(format_.group // 4):
                 value = load(b, at(b, unit.bytes_, 4 * PANEL * k + REGISTER * piece), I8, REGISTER)
-                value = half_bytes(b, form, value, half, unit.bits, k, piece) if format_.halves == 2 else \
-                    offset(b, value)
+                if format_.halves == 2:
+                    value = half_bytes(b, form, value, half, unit.bits, k, piece)
+                elif is_signed(form):
+                    value = offset(b, value)
                 store(b, value, at(b, place, numbers + LINE * k))
 
     loop(b, units, add_unit)
@@ -67,9 +75,10 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
     """write_packed_product of a block that write_spread has spread: the same sums."""
     format_, size, lanes, columns = FORMATS[form], spread_size(form), REGISTER // 4, FORMATS[form].group // 4
     vectors = [PackedVector(at(b, x, (x_stride, t))) for t in range(n_vectors)]
-    keys, signed = list(itertools.product(range(n_vectors), range(way.rows))), format_.offset == BYTE_OFFSET
-    steps = min(columns, (8, 4, 2)[format_.more])  # 16 bits hold 2 * 8 * 15 * 127, ..., 2 * 2 * 63 * 127
-    zero = splat(I32, lanes, 0) if signed else splat(I16, 2 * lanes, 0)
+    keys, signed = list(itertools.product(range(n_vectors), range(way.rows))), is_signed(form)
+    narrow, shifted = DOTS == "avx2" and not signed, DOTS == "vnni" and format_.offset == BYTE_OFFSET
+    steps = min(columns, (8, 4, 2)[format_.more]) if narrow else columns  # 16 bits hold 2 * 2 * 63 * 127
+    zero = splat(I16, 2 * lanes, 0) if narrow else splat(I32, lanes, 0)
 
     def add_group(packed: Any, byte: int, here: Any, sums: dict[tuple[int, int], Any]) -> None:
         """A group, whose factors begin at a byte of a group of the vectors."""
@@ -80,17 +89,18 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
             parts = [load(b, at(b, place, REGISTER * r), I8, REGISTER) for r in range(way.rows)]
             parts = [offset(b, part) for part in parts] if signed else parts  # `dot_bytes` takes it back at once
             for t, vector_ in enumerate(vectors):
+                before = vector_.field(b, I32, packed, GROUP + 12, lanes) if shifted else zero
                 word = b.bitcast(vector_.field(b, I32, packed, at(b, I64(byte), (k, 4)), lanes), parts[0].type)
                 for r, part in enumerate(parts):
-                    before = zero if first else b.load(running[t, r])
-                    b.store(dot_bytes(b, "avx2", before, part, word, signed), running[t, r])
+                    sum_ = running[t, r]
+                    b.store(dot_bytes(b, DOTS, before if first else b.load(sum_), part, word, signed), sum_)
 
         for start in range(0, columns, steps):
             four_columns(I64(start), True)
             rest = I64(steps - 1) if steps == 2 else hidden(b, I64(steps - 1))  # else LLVM loads all words at once
             loop(b, rest, lambda j, start=start: four_columns(at(b, I64(start + 1), j), False))
             for key, sum_ in running.items():
-                whole = b.load(sum_) if signed else widened(b, b.load(sum_))
+                whole = widened(b, b.load(sum_)) if narrow else b.load(sum_)
                 b.store(b.add(b.load(wholes[key]), whole) if start else whole, wholes[key])
         for t, vector_ in enumerate(vectors):
             factor = vector_.factor(b, packed, lanes)
@@ -102,7 +112,7 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
                     value = fma(b, second, total, value)
                 elif format_.minima:
                     sum_ = fma(b, second, b.fmul(total, factor), sum_)
-                elif not signed:
+                elif format_.offset != BYTE_OFFSET:
                     value = fma(b, splat(FLOAT, lanes, -format_.offset), total, value)
                 b.store(fma(b, value, b.fmul(scale, factor), sum_), sums[t, r])
 

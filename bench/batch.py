@@ -9,7 +9,7 @@ the faster of the two engines of a format reaches on a prompt of 255 tokens. The
 goes to bench/BATCH.md.
 """
 from collections.abc import Sequence
-from functools import partial
+from operator import methodcaller
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -37,11 +37,8 @@ class OurBatch:
         answers = [self.batch.add(i, prompt, eos_token_ids=(), temperature=0.0) for i, prompt in enumerate(prompts)]
         while not all(answer.token_ids for answer in answers):
             self.batch.step()
+        self.step = self.batch.step  # one more token for each
         return [answer.token_ids[0] for answer in answers]
-
-    def step(self) -> None:
-        """One more token for each."""
-        self.batch.step()
 
 
 class LlamaBatch(LlamaEngine):
@@ -66,10 +63,6 @@ def start_batch(name: str, path: Path, folder: Path, threads: int, repack: bool 
     if name.startswith("llama"):
         return LlamaBatch(peer_file(path, folder, name), threads, POSITIONS, max(COUNTS), repack)
     return OurBatch(path, name, threads)
-
-
-def first_tokens(engine: Any, prompts: Sequence[Sequence[int]]) -> list[int]:
-    return engine.start(prompts)
 
 
 def speed(engine: Any, prompts: Sequence[Sequence[int]]) -> float:
@@ -98,7 +91,7 @@ def main() -> None:
         rng = np.random.default_rng(0)
         prompts = rng.integers(0, bench.config.vocab_size, (max(COUNTS), PROMPT)).tolist()
         for name in ALL:
-            bench.open(name, start_batch, check=partial(first_tokens, prompts=prompts))
+            bench.open(name, start_batch, check=methodcaller("start", prompts))
         for n in COUNTS:
             bench.each(n, speed, prompts[:n])
         bench.each("prompt", prompt_speed, rng.integers(0, bench.config.vocab_size, POSITIONS - 1).tolist())

@@ -2,7 +2,6 @@
 
     python bench/draft.py                  an int4 draft of Qwen3-0.6B's shape; 6 GB of memory
     python bench/draft.py --mtp            the MTP head in Qwen3.5-0.8B's shape; 6 GB
-    python bench/draft.py --mtp --model Qwen3.5-0.8B    the head of a model's folder, on its answers to some prompts
 
 A random model's draft makes its guesses, which take their time; then each becomes the very token of the plain answer
 with a probability of 50, 75, 90 and 95 %, or another one. All answers are compared: with a draft, the tokens are the
@@ -21,7 +20,6 @@ import harness
 from harness import table
 
 TOKENS = 96  # of an answer
-PROMPTS = ("Tell me a story about a fox.", "What is the capital of France?", "Write a function that sorts a list.")
 SHARES = (0.5, 0.75, 0.9, 0.95)
 
 
@@ -86,11 +84,6 @@ def main() -> None:
             kind, models = (MTP, (model,)) if args.mtp else (Draft, (small, model))
             drafts: dict[str, Any] = {f"right in {share:.0%}": partial(agreeing, kind, share, models)
                                       for share in SHARES}
-            if args.mtp and args.model:
-                asked = [[{"role": "user", "content": text}] for text in (PROMPTS * args.rounds)[:args.rounds + 1]]
-                prompts = [model.tokenizer.encode(model.tokenizer.apply_chat_template(each), add_special_tokens=False)
-                           for each in asked]
-                drafts = {"MTP head": "auto"}
             rows += compare(form, model, prompts, "off" if args.mtp else None, drafts)
     print(*table(["format", "draft", "tokens/s without", "times as fast with it", "right", "to make a guess, of a pass",
                   "to check it"], *rows), sep="\n")

@@ -21,8 +21,8 @@ MARKED = re.compile(r"(<!-- figures -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def load_machines() -> list[dict]:
-    """All machines, the latest measurement first."""
-    files = sorted((ROOT / "bench/results").glob("*.json"))
+    """All machines, the latest measurement first; of one day, a whole CPU before one that was held to AVX2."""
+    files = sorted((ROOT / "bench/results").glob("*.json"), key=lambda file: file.stem)
     return sorted((json.loads(file.read_text("utf-8")) for file in files), key=lambda m: m["date"], reverse=True)
 
 
@@ -47,10 +47,17 @@ def engines_of(machine: dict) -> list[str]:
     return list(dict.fromkeys(name for engines in cells for name in engines))
 
 
+def peers_of(m: dict) -> str:
+    """What the ratios of the fast engine stand beside."""
+    names = engines_of(m | {"speeds": {work: {name: engines for name, engines in formats.items() if name != "float32"}
+                                       for work, formats in m["speeds"].items()}})[1:]
+    return ", ".join(names) + " alone" * (len(names) == 1)
+
+
 def conditions(m: dict) -> str:
     limits = [f"{name} {m[key]:g} {unit}, " for key, name, unit in
               (("bandwidth", "memory", "GB/s"), ("sgemm", "sgemm", "GFLOP/s")) if m[key]]
-    return f"{m['cores']} cores, {''.join(limits)}version {m['version']} of {m['date']}"
+    return f"{m['cores']} cores, {''.join(limits)}version {m['version']} of {m['date']}, beside {peers_of(m)}"
 
 
 def ratios_table(machines: list[dict]) -> str:
@@ -58,14 +65,11 @@ def ratios_table(machines: list[dict]) -> str:
     works = [work for work in machines[0]["speeds"] if all(work in m["speeds"] for m in machines)]
     lines = [["", *works, "beside"]]
     for m in machines:
-        cells = []
-        for work in works:
-            found = m["speeds"].get(work, {})  # activations of bf16 are the default now
-            cells.append([found.get("bf16, activations too", found.get("bf16", {})), found.get("int8", {}),
-                          found.get("int4", {})])
-        peers = dict.fromkeys(name for three in cells for engines in three for name in engines if name != OURS)
-        ratios = [" / ".join(map(ratio, three)) for three in cells]
-        lines.append([f"{m['machine']}, {m['date']}", *ratios, ", ".join(peers)])
+        ratios = []
+        for found in (m["speeds"][work] for work in works):
+            bf16 = found.get("bf16, activations too", found.get("bf16", {}))  # as the fast engine has it by default
+            ratios.append(" / ".join(map(ratio, (bf16, found.get("int8", {}), found.get("int4", {})))))
+        lines.append([f"{m['machine']}, {m['date']}", *ratios, peers_of(m)])
     return "\n".join(table(*lines))
 
 

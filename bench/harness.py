@@ -45,21 +45,26 @@ class Entry:
     file: str = ""  # the entry whose GGUF file it reads
 
 
-LLAMA = "llama_cpp", "gguf"
+LLAMA, OPENVINO, CT2 = ("llama_cpp", "gguf"), ("openvino_genai",), ("ctranslate2", "torch", "transformers")
 # What is compared with each other stands together, so that it is also measured close together.
 ENTRIES = {
     "bf16": Entry("this engine", "bf16", 2, 2, ("numba",)),
     "bf16-rounded": Entry("this engine", "bf16, activations too", 2, 2, ("numba",)),
     "llama-bf16": Entry("llama.cpp", "bf16", 2, 2, LLAMA),
-    "openvino-fp16": Entry("OpenVINO", "bf16", 2, 1, ("openvino_genai",)),  # computed in bf16 if the CPU can
+    "ik-bf16": Entry("ik_llama.cpp", "bf16", 2, 2, LLAMA, file="llama-bf16"),
+    "openvino-fp16": Entry("OpenVINO", "bf16", 2, 1, OPENVINO),  # computed in bf16 if the CPU can
     "int8": Entry("this engine", "int8", 34 / 32, 2, ("numba",)),
     "llama-q8_0": Entry("llama.cpp", "Q8_0", 34 / 32, 2, LLAMA),
-    "openvino-int8": Entry("OpenVINO", "int8", 1, 1, ("openvino_genai",)),
+    "ik-q8_0": Entry("ik_llama.cpp", "Q8_0", 34 / 32, 2, LLAMA, file="llama-q8_0"),
+    "openvino-int8": Entry("OpenVINO", "int8", 1, 1, OPENVINO),
+    "ct2-int8": Entry("CTranslate2", "int8", 1, 4, CT2),
     "int4": Entry("this engine", "int4", 5.06 / 8, 2, ("numba",)),  # of the 0.6B: some matrices have more bits
     "llama-q4_0": Entry("llama.cpp", "Q4_0", 18 / 32, 2, LLAMA),
-    "openvino-int4": Entry("OpenVINO", "int4", 4.5 / 8, 1, ("openvino_genai",)),
+    "ik-q4_0": Entry("ik_llama.cpp", "Q4_0", 18 / 32, 2, LLAMA, file="llama-q4_0"),
+    "openvino-int4": Entry("OpenVINO", "int4", 4.5 / 8, 1, OPENVINO),
     "q4_k_m": Entry("this engine", "Q4_K_M", 5.42 / 8, 2, ("numba", *LLAMA), file="llama-q4_k_m"),
     "llama-q4_k_m": Entry("llama.cpp", "Q4_K_M", 5.33 / 8, 2, LLAMA),
+    "ik-q4_k_m": Entry("ik_llama.cpp", "Q4_K_M", 5.33 / 8, 2, LLAMA, file="llama-q4_k_m"),
     "llama-q5_k_m": Entry("llama.cpp", "Q5_K_M", 5.9 / 8, 2, LLAMA, False),
     "llama-q6_k": Entry("llama.cpp", "Q6_K", 6.6 / 8, 2, LLAMA, False),
     "torch-bf16": Entry("transformers + torch", "bf16", 2, 2, ("torch", "transformers"), False),
@@ -68,8 +73,6 @@ ENTRIES = {
 }
 PAIRS = {"bf16": "llama-bf16", "int8": "llama-q8_0", "int4": "llama-q4_0"}  # what is compared with each other
 ALL = [name for pair in PAIRS.items() for name in pair]
-# Where the name to install isn't the name to import.
-PACKAGES = {"llama_cpp": "llama-cpp-python", "openvino_genai": "openvino-genai"}
 BANDWIDTH, NAN = " bandwidth", float("nan")
 
 
@@ -103,10 +106,10 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     return args
 
 
-def random_model(path: Path, tokenizer: Path = ROOT / "demo", **changes: Any) -> Path:
+def random_model(path: Path, **changes: Any) -> Path:
     """A folder with random weights in the exact shape of Qwen3-0.6B, but for `changes` of its config.json."""
     from make_random_model import make_random_model, official_config
-    return make_random_model(official_config("0.6B") | changes, path, tokenizer=tokenizer)
+    return make_random_model(official_config("0.6B") | changes, path)
 
 
 # ---- Processes -------------------------------------------------------------------------------------------------------
@@ -143,19 +146,14 @@ def peak_bytes(_: Any = None) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def missing_packages(name: str) -> list[str]:
-    """The packages that an engine needs and that are not installed."""
-    return [PACKAGES.get(package, package) for package in ENTRIES[name].needs
-            if importlib.util.find_spec(package) is None]
-
-
 def opened(name: str, start: Callable[[bool], Any], notes: list[str]) -> Any:
     """start(True): what opens an engine in a process of its own -> its result; None if it can't, with a note why.
 
     llama.cpp gets a second chance: on some CPUs it crashes when it brings the weights into an order of its own, which
     start(False) forbids.
     """
-    reason = f"{', '.join(missing)} not installed" if (missing := missing_packages(name)) else ""
+    missing = [package for package in ENTRIES[name].needs if importlib.util.find_spec(package) is None]
+    reason = f"{', '.join(missing)} not installed"
     for repack in () if missing else (True, False) if name.startswith("llama") else (True,):
         try:
             result = start(repack)
@@ -206,13 +204,15 @@ class Bench:
     """The model in `path`: that of --model, or one that make(folder) makes, by default with random weights.
 
     `values` maps (engine, what) to one value for each round, `checked` an engine to the result of its first check;
-    `notes` are lines below the tables. Other engines' files are written into `folder`, which goes in the end.
+    `notes` are lines below the tables. Other engines' files are written into `folder`, by default one that goes in the
+    end, if they aren't there yet.
     """
 
-    def __init__(self, args: argparse.Namespace, make: Callable[[Path], Path] = random_model):
+    def __init__(self, args: argparse.Namespace, make: Callable[[Path], Path] = random_model,
+                 folder: Path | None = None):
         from qwen3_lib.io.models import source_of
         self.args, self.temporary = args, tempfile.TemporaryDirectory()
-        self.folder = Path(self.temporary.name)
+        self.folder = folder or Path(self.temporary.name)
         self.path = args.model or alone(make, self.folder / "model")
         self.config: Any = source_of(self.path).config()
         self.values: dict[tuple[str, Any], list[Any]] = {}
@@ -300,7 +300,9 @@ def engines_table(titles: Sequence[str], cells: dict[str, Sequence[str]]) -> lis
 
 def publish(file: Path, threads: int, lines: Sequence[str], notes: Sequence[str] = ()) -> None:
     """Prints a text, and writes it."""
-    text = "\n".join([f"# The latest run of bench/{Path(sys.argv[0]).name}", "", machine(threads), "", *lines, "",
+    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
+    about = f"{cpu_name()}, {os.cpu_count()} cores, {threads} threads; {packages}; {datetime.date.today()}"
+    text = "\n".join([f"# The latest run of bench/{Path(sys.argv[0]).name}", "", about, "", *lines, "",
                       *(f"- {line}" for line in notes)]).rstrip() + "\n"
     print(text)
     file.write_text(text, "utf-8")
@@ -318,13 +320,7 @@ def cpu_name() -> str:
 def versions() -> dict[str, str]:
     """The version of Python, and of the packages that were measured and are installed."""
     found = {"Python": platform.python_version()}
-    for package in ("numpy", "numba", "llama-cpp-python", "openvino-genai", "torch", "transformers"):
+    for package in ("numpy", "numba", "llama-cpp-python", "openvino-genai", "ctranslate2", "torch", "transformers"):
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
-
-
-def machine(threads: int) -> str:
-    """One line: the processor, and the versions of what was measured."""
-    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
-    return f"{cpu_name()}, {os.cpu_count()} cores, {threads} threads; {packages}; {datetime.date.today()}"

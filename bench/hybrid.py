@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 
 import harness
-from harness import ALL, PAIRS, Bench, Reader, engines_table, seconds
-from peers import layer_matrices, matrices_of, open_engine, read_bytes
+from harness import ALL, PAIRS, Bench, engines_table, seconds
+from peers import open_engine, read_bytes
 
 PROMPT, SHORT, TURN, STEPS = 512, 16, 8000, 16  # tokens
 END = 7  # the token at the end of a turn
@@ -69,19 +69,15 @@ def main() -> None:
             bench.open(name, open_engine, TURN + 100)
         bench.each("decode", decode_after, ids[:SHORT])
         bench.each("prefill", "prefill_speed", ids[:PROMPT])
-        rate = bench.reader(Reader.sgemm, layer_matrices(config))
         bench.each("second turn", second_turn, ids[:TURN - 1] + [END, 9], ids[100:140], rounds=1, warm=False,
                    names=bench.workers.keys() & {"int8", PAIRS["int8"]})
-        layers = [shape for name, shape in matrices_of(config).items() if ".layers." in name]
-        limit = rate / (2 * sum(rows * columns for rows, columns in layers))
         titles = [f"decode at {SHORT}, tokens/s", "of the bandwidth", f"prefill {PROMPT}, tokens/s",
                   f"second turn after {TURN} tokens, s"]
         bench.publish("HYBRID.md", *engines_table(titles, {name: [
             f"{bench.median(name, 'decode'):.2f}",
             f"{bench.share(name, 'decode', step_bytes(config, name, SHORT)):.2f}",
             f"{bench.median(name, 'prefill'):.1f}", f"{bench.median(name, 'second turn'):.2f}"]
-            for name in bench.workers}), "", *bench.ratios("decode", "prefill"), "",
-            f"bf16: prefill {bench.median('bf16', 'prefill') / limit:.2f} of float32's limit (sgemm).")
+            for name in bench.workers}), "", *bench.ratios("decode", "prefill"))
 
 
 if __name__ == "__main__":

@@ -1,16 +1,13 @@
 """Tokens per second of a mixture of experts, by this engine and by llama.cpp, in one run.
 
     python bench/moe.py                  4 layers of Qwen3-30B-A3B at full width; 15 GB of memory and of disk
-    python bench/moe.py --config FILE    the mixture of another config.json
 
 Random weights; the two engines of a format are in memory together. The tokens are all different, so they choose
 different experts. The choice of experts counts: the output of attention is much alike for all tokens. With weights of
 equal spread it soon outweighs the embedding, and all tokens choose the same few experts. So the embedding is made large
 and o_proj small; then 512 tokens choose nearly all experts of each layer. The text goes to bench/MOE.md.
 """
-import json
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -30,13 +27,6 @@ def mixture() -> dict[str, Any]:
         "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "hidden_size": 2048,
         "intermediate_size": 6144, "moe_intermediate_size": 768, "num_experts": 128, "num_experts_per_tok": 8,
         "norm_topk_prob": True, "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 4}
-
-
-def make_mixture(path: Path, config: dict[str, Any]) -> Path:
-    """Random bf16 weights, in a file for each layer."""
-    from make_random_model import make_random_model
-    scales = {"embed_tokens": config["hidden_size"] ** 0.5, "o_proj": 0.125}
-    return make_random_model(config, path, shards=config["num_hidden_layers"] + 1, scales=scales)
 
 
 def token_bytes(config: Any, name: str) -> float:
@@ -63,11 +53,13 @@ def first_tokens(engine: Any, ids: list[int]) -> list[int]:
 
 def main() -> None:
     parser = harness.options(__doc__)
-    parser.add_argument("--config", type=Path, help="config.json of another mixture")
     parser.add_argument("--layers", type=int, default=4, help="default: %(default)s")
     args = harness.parsed(parser)
-    about = (json.loads(args.config.read_text()) if args.config else mixture()) | {"num_hidden_layers": args.layers}
-    with Bench(args, partial(make_mixture, config=about)) as bench:
+    from make_random_model import make_random_model
+    about = mixture() | {"num_hidden_layers": args.layers}
+    make = partial(make_random_model, about, shards=args.layers + 1,
+                   scales={"embed_tokens": about["hidden_size"] ** 0.5, "o_proj": 0.125})
+    with Bench(args, make) as bench:
         config, rows = bench.config, dict[str, list[str]]()
         ids = np.random.default_rng(0).permutation(config.vocab_size)[:PROMPT].tolist()
         for pair in PAIRS.items():

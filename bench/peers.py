@@ -10,9 +10,12 @@ Nothing heavy is imported before an engine is opened: a process that measures on
 import ctypes
 import itertools
 import json
+import os
+import shlex
 import shutil
 import subprocess
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -28,12 +31,6 @@ def matrices_of(config: Any) -> dict[str, tuple[int, int]]:
     import qwen3_5
     shapes = (qwen3_5 if getattr(config, "linear_layers", ()) else qwen3).tensor_shapes(config)
     return {name: shape for name, shape in shapes.items() if len(shape) == 2 and name != "model.embed_tokens.weight"}
-
-
-def layer_matrices(config: Any) -> list[tuple[int, int]]:
-    """The shapes of the matrices of the first layers, of each kind one."""
-    first = ("0", "3") if getattr(config, "linear_layers", ()) else ("0",)
-    return [shape for name, shape in matrices_of(config).items() if name.split(".")[2:3] in [[i] for i in first]]
 
 
 def read_bytes(config: Any, name: str, context: int, sequences: int = 1) -> float:
@@ -177,43 +174,84 @@ class LlamaEngine(Engine):
         self.length = length
 
 
-class OpenVinoEngine:
-    """OpenVINO GenAI with its defaults. It continues no sequence: each measurement is an answer, timed by OpenVINO."""
+class AnswerEngine:
+    """One that continues no sequence: each measurement is an answer, times(ids, n) the seconds of its n tokens."""
+    times: Callable[[Sequence[int], int], Sequence[float]]
+    first = itertools.count()  # tokens: another one in each prompt, or OpenVINO's prefix cache would answer
+
+    def prefill_speed(self, ids: Sequence[int]) -> float:
+        return len(ids) / self.times([next(self.first), *ids[1:]], 1)[0]
+
+    def decode_speed(self, context: int, ids: Sequence[int]) -> float:
+        """Tokens per second after a prompt of `context` tokens, by the median token."""
+        return 1 / median(self.times(np.resize(ids, context).tolist(), len(ids) + 1)[1:])
+
+
+class OpenVinoEngine(AnswerEngine):
+    """OpenVINO GenAI with its defaults, timed by itself."""
 
     def __init__(self, folder: Path, threads: int):
         import openvino
         import openvino_genai
         self.tensor, self.api = openvino.Tensor, openvino_genai
         self.pipeline = openvino_genai.LLMPipeline(folder, "CPU", INFERENCE_NUM_THREADS=threads)
-        self.first = itertools.count()  # tokens: another one in each prompt, or OpenVINO's prefix cache would answer
 
-    def answer(self, ids: Sequence[int], n: int) -> Any:
-        """Times of an answer of n tokens to the prompt `ids`."""
+    def times(self, ids: Sequence[int], n: int) -> Sequence[float]:
         config = self.api.GenerationConfig(max_new_tokens=n, ignore_eos=True, do_sample=False,
                                            apply_chat_template=False)
         prompt = np.array([ids], np.int64)
         inputs = self.api.TokenizedInputs(self.tensor(prompt), self.tensor(np.ones_like(prompt)))
-        return self.pipeline.generate(inputs, config).perf_metrics
+        metrics = self.pipeline.generate(inputs, config).perf_metrics
+        return [metrics.get_ttft().mean / 1e3, *np.array(metrics.raw_metrics.m_durations) / 1e6]
+
+
+class CTranslate2Engine(AnswerEngine):
+    def __init__(self, folder: Path, threads: int):
+        import ctranslate2
+        self.words = json.loads((folder / "vocabulary.json").read_text("utf-8"))
+        self.model = ctranslate2.Generator(str(folder), compute_type="int8", intra_threads=threads)
+
+    def times(self, ids: Sequence[int], n: int) -> Sequence[float]:
+        times = [time.perf_counter()]
+        self.model.generate_batch([[self.words[i] for i in ids]], max_length=n, min_length=n, end_token=[],
+                                  include_prompt_in_result=False, callback=lambda _: times.append(time.perf_counter()))
+        return np.diff(times)
+
+
+class IkEngine:
+    """ik_llama.cpp by its program llama-bench: a process for each measurement, which draws the tokens itself.
+
+    Weights are repacked when they are loaded if that makes a short prompt, or decoding, faster.
+    """
+    def __init__(self, program: Path, gguf: Path, threads: int):
+        if not program.exists():
+            raise RuntimeError("it is not built (--ik FOLDER)")
+        self.command = [program, "-m", gguf, "-t", str(threads), "-o", "json"]
+        speeds = [[max(each["samples_ts"]) for each in self.measured(repack, "-p", "512", "-n", "16", "-r", "2")]
+                  for repack in "01"]
+        self.prompt, self.decode = ("01"[plain < repacked] for plain, repacked in zip(*speeds))
+
+    def measured(self, repack: str, *work: str) -> list[dict]:
+        """What llama-bench prints of each work."""
+        done = subprocess.run([*self.command, "-rtr", repack, *work], capture_output=True, text=True)
+        if done.returncode:
+            raise RuntimeError(f"llama-bench: {done.stderr.strip().splitlines()[-1]}")
+        return json.loads(done.stdout)
 
     def prefill_speed(self, ids: Sequence[int]) -> float:
-        return len(ids) / self.answer([next(self.first), *ids[1:]], 1).get_ttft().mean * 1e3
+        return self.measured(self.prompt, "-p", str(len(ids)), "-n", "0", "-r", "1")[0]["avg_ts"]
 
     def decode_speed(self, context: int, ids: Sequence[int]) -> float:
-        """Tokens per second after a prompt of `context` tokens, by the median token."""
-        prompt = np.resize(ids, context)
-        return 1e6 / median(self.answer(prompt, len(ids) + 1).raw_metrics.m_durations)
+        return self.measured(self.decode, "-p", "0", "-n", "0", "-gp", f"{context},{len(ids)}", "-r", "1")[0]["avg_ts"]
 
 
-def export_openvino(path: Path, file: Path, name: str) -> None:
-    """Writes the model in `path` for OpenVINO, by optimum-cli, whose packages need an environment of their own."""
-    form = name.removeprefix("openvino-")
-    more = ["--sym", "--group-size", "32", "--ratio", "1.0"] if form == "int4" else []
-    if (program := shutil.which("optimum-cli")) is None:
-        raise RuntimeError("optimum-cli is not in $PATH (pip install optimum-intel[openvino] nncf)")
-    done = subprocess.run([program, "export", "openvino", "--model", path, "--task", "text-generation-with-past",
-                           "--weight-format", form, *more, file], capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"optimum-cli: {done.stderr.strip().splitlines()[-1]}")
+def build_ik(sources: Path, folder: Path) -> None:
+    """Compiles llama-bench of ik_llama.cpp with the options in $CMAKE_ARGS, as pip does llama-cpp-python."""
+    more = ["-DCMAKE_C_FLAGS=-w", "-DCMAKE_CXX_FLAGS=-w", "-DGGML_IQK_FA_ALL_QUANTS=OFF"]  # of caches, only float16
+    more += shlex.split(os.environ.get("CMAKE_ARGS", ""))
+    for command in (["-S", sources, "-B", folder, *more],
+                    ["--build", folder, "--target", "llama-bench", f"-j{os.cpu_count()}"]):
+        subprocess.run(["cmake", *command], check=True, stdout=subprocess.DEVNULL)
 
 
 def open_engine(name: str, path: Path, folder: Path, threads: int, capacity: int, repack: bool = True) -> Any:
@@ -226,6 +264,10 @@ def open_engine(name: str, path: Path, folder: Path, threads: int, capacity: int
         return TorchEngine(path, threads, "bfloat16" if name == "torch-bf16" else "float32")
     if name.startswith("openvino"):
         return OpenVinoEngine(peer_file(path, folder, name), threads)
+    if name.startswith("ct2"):
+        return CTranslate2Engine(peer_file(path, folder, name), threads)
+    if name.startswith("ik"):
+        return IkEngine(folder / "ik_llama.cpp/bin/llama-bench", peer_file(path, folder, ENTRIES[name].file), threads)
     if file := ENTRIES[name].file:
         return NumbaEngine(peer_file(path, folder, file), None, threads, capacity)
     if name.startswith("bf16"):
@@ -234,14 +276,34 @@ def open_engine(name: str, path: Path, folder: Path, threads: int, capacity: int
 
 
 def peer_file(path: Path, folder: Path, name: str, words: bool = False) -> Path:
-    """The model in `path` as llama.cpp or OpenVINO reads it, in `folder`; written if it isn't there yet."""
-    file = folder / (name if name.startswith("openvino") else f"{name}.gguf")
+    """The model in `path` as a peer reads it, in `folder`; written if it isn't there yet."""
+    kind = name.partition("-")[0]
+    file = folder / (f"{name}.gguf" if kind == "llama" else name)
     if not file.exists():
-        export_openvino(path, file, name) if name.startswith("openvino") else alone(write_gguf, path, file, name, words)
+        write = {"openvino": export_openvino, "ct2": export_ctranslate2, "llama": write_gguf}[kind]
+        alone(write, path, unfinished := folder / f"{name}.unfinished", name, words)
+        unfinished.rename(file)
     return file
 
 
-def write_gguf(path: Path, file: Path, name: str, words: bool = False) -> None:
+def export_openvino(path: Path, file: Path, name: str, _: bool) -> None:
+    """By optimum-cli, whose packages need an environment of their own."""
+    form = name.removeprefix("openvino-")
+    more = ["--sym", "--group-size", "32", "--ratio", "1.0"] if form == "int4" else []
+    if (program := shutil.which("optimum-cli")) is None:
+        raise RuntimeError("optimum-cli is not in $PATH (pip install optimum-intel[openvino] nncf)")
+    done = subprocess.run([program, "export", "openvino", "--model", path, "--task", "text-generation-with-past",
+                           "--weight-format", form, *more, file], capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"optimum-cli: {done.stderr.strip().splitlines()[-1]}")
+
+
+def export_ctranslate2(path: Path, file: Path, name: str, _: bool) -> None:
+    from ctranslate2.converters import TransformersConverter
+    TransformersConverter(str(path)).convert(str(file), quantization=name.removeprefix("ct2-"), force=True)
+
+
+def write_gguf(path: Path, file: Path, name: str, words: bool) -> None:
     """Writes the weights of the model in `path` for llama.cpp, in the format of the entry `name`.
 
     All matrices get the format, rounded as by llama.cpp's own quantizer; norms and routers stay float32. The K formats

@@ -25,7 +25,7 @@ from peers import NumbaEngine, NumpyEngine, open_engine, peer_file
 
 sys.path.append(str(ROOT / "demo/train"))
 NAMES = [name for name, entry in ENTRIES.items()
-         if entry.engine != "OpenVINO" and name not in ("numpy", "torch") and not entry.file]
+         if entry.engine not in ("OpenVINO", "CTranslate2") and name not in ("numpy", "torch") and not entry.file]
 FILES = ("llama-q8_0", "llama-q4_k_m", "llama-q5_k_m", "llama-q6_k")  # whose formats are compared
 LONGEST = 1024  # tokens of a text
 STEPS = {"together": LONGEST, "one by one": 1}  # how the tokens of a text go in: by the kernels of prefill, of decoding

@@ -1,19 +1,19 @@
 """Speed and memory of the engines against the memory's limit and against other engines, all in one run.
 
-    python bench/run.py                        all that is installed; 16 GB; 15 minutes with --rounds 1
-    python bench/run.py --only numpy,torch     the NumPy engine beside torch
-    python bench/run.py --tokenizer FOLDER     with the tokenizer of an official model, for an honest start-up
+    python bench/run.py --ik FOLDER            all that is installed; 16 GB; 25 minutes with --rounds 1
+    python bench/run.py --only numpy torch     the NumPy engine beside torch
 
 Random weights in the exact shape of Qwen3-0.6B. The read bandwidth is what the memory gives to whatever reads 1 GiB
 fastest, measured right before each decoding. llama.cpp is tried again without repacked weights if it crashes; peers
 that are not installed, or that crash for good, are left out with a note. For OpenVINO, `optimum-cli` of an environment
-of its own must be in $PATH. The figures go to a file in bench/results/, one for each kind of CPU; then `python
-bench/figures.py --write` writes the tables of README.md, docs/speed.md and bench/RESULTS.md, and the picture.
+of its own must be in $PATH; --ik FOLDER compiles ik_llama.cpp from its sources. QWEN3_INT8_PATH=avx2 holds the peers to
+AVX2, too, but for llama-cpp-python: install it with the CMAKE_ARGS below. The figures go to a file in bench/results/,
+one for each kind of CPU; then `python bench/figures.py --write` writes the tables of README.md, docs/speed.md and
+bench/RESULTS.md, and the picture.
 """
 import datetime
 import json
 import os
-import shlex
 import subprocess
 import sys
 import tempfile
@@ -27,12 +27,14 @@ from typing import Any
 import numpy as np
 
 import harness
-from harness import ENTRIES, ROOT, Reader, alone, cpu_name, note, opened, peak_bytes, seconds
-from peers import layer_matrices, open_engine, peer_file, read_bytes
+from harness import ENTRIES, NAN, ROOT, Reader, alone, cpu_name, note, opened, peak_bytes, seconds
+from peers import build_ik, matrices_of, open_engine, peer_file, read_bytes
 
 OUR_FORMAT = {"Q8_0": "int8", "Q4_0": "int4"}  # what the peers' formats stand beside
-SLOW = ("numpy", "torch")
 PROMPT, CONTEXTS, DECODED = 512, (4096, 1024, 16), 16  # tokens that are read, in the cache before decoding, decoded
+PATH = os.environ.get("QWEN3_INT8_PATH")
+AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "CT2_FORCE_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OPENBLAS_CORETYPE":
+        "Haswell", "CMAKE_ARGS": "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"}
 MARGIN = 64  # positions after the longest context
 LLAMA = """import sys; from pathlib import Path; from peers import LlamaEngine
 file, threads, *ids = sys.argv[1:]; print(LlamaEngine(Path(file), int(threads), 256).run([*map(int, ids)])[0].argmax())
@@ -53,23 +55,24 @@ def peak_memory(name: str, path: Path, folder: Path, threads: int, ids: Sequence
 class Bench(harness.Bench):
     def measure(self, names: Sequence[str]) -> None:
         """Memory and start-up first, then decoding with ever shorter context, then a prompt."""
+        if self.args.ik:
+            build_ik(self.args.ik, self.folder / "ik_llama.cpp")
         longest, self.memory = CONTEXTS[0], dict[str, tuple[int, float]]()
         self.ids = np.random.default_rng(0).integers(0, self.config.vocab_size, longest + MARGIN).tolist()
         for name in names:
             note(f"{name}: peak memory")
-            if found := opened(name, partial(self.memory_of, name), self.notes):
+            if name.startswith("ik"):  # loads the model in each of its processes
+                self.memory[name] = NAN, NAN
+            elif found := opened(name, partial(self.memory_of, name), self.notes):
                 self.memory[name] = found
         self.start_up()
         for name in self.memory:
             self.open(name, open_engine, longest + MARGIN)
-        fast = [name for name in self.workers if name not in SLOW]
-        self.each(f"prompt of {longest:,}", "prefill_speed", self.ids[:longest], names=fast, rounds=1, warm=False)
-        for name in self.workers.keys() - fast:  # the others' caches are filled
-            self.workers[name]("read_prompt", self.ids[:longest])
+        self.each(f"prompt of {longest:,}", "prefill_speed", self.ids[:longest], rounds=1, warm=False)
         for context in CONTEXTS:
-            self.each(f"decode at {context:,}", "decode_speed", context, self.ids[:DECODED])
+            self.each(f"decode at {context:,}", "decode_speed", context, self.ids[:DECODED], warm=False)
         self.each(f"prompt of {PROMPT:,}", "prefill_speed", self.ids[:PROMPT])
-        matrices = layer_matrices(self.config)
+        matrices = [shape for name, shape in matrices_of(self.config).items() if ".layers.0." in name]
         self.sgemm = median(self.reader(Reader.sgemm, matrices) for _ in range(self.args.rounds))
 
     def memory_of(self, name: str, repack: bool) -> tuple[int, float]:
@@ -110,8 +113,8 @@ class Bench(harness.Bench):
             found[rounded] = found.get("bf16", {}) | found[rounded]
         return found
 
-    def results(self) -> dict:
-        """What was measured, as bench/figures.py reads it."""
+    def results(self, file: Path) -> dict:
+        """What was measured, as bench/figures.py reads it. The machine keeps the name that it has in `file`."""
         from figures import OURS
         from qwen3 import __version__
         contexts = {f"decode at {n:,}": n for n in CONTEXTS[::-1]}
@@ -121,9 +124,13 @@ class Bench(harness.Bench):
         commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True)
         words = len(json.loads((self.path / "tokenizer.json").read_text("utf-8"))["model"]["vocab"])
         return {
-            "machine": cpu_name(), "cores": self.args.threads, "date": str(datetime.date.today()),
+            "machine": json.loads(file.read_text("utf-8"))["machine"] if file.exists() else
+                       cpu_name() + f" (QWEN3_INT8_PATH={PATH})" * bool(PATH),
+            "cores": self.args.threads, "date": str(datetime.date.today()),
             "version": commit.stdout.decode().strip() or __version__,
-            "method": f"bench/run.py {shlex.join(sys.argv[1:])}".strip(), "versions": harness.versions(),
+            "method": f"QWEN3_INT8_PATH={PATH} " * bool(PATH) + " ".join(
+                ["bench/run.py", *(Path(each).name for each in sys.argv[1:])]),
+            "versions": harness.versions(),
             "bandwidth": round(median(self.bandwidths()) / 1e9, 1), "sgemm": round(self.sgemm / 1e9),
             "speeds": {work: self.cells(lambda name, work=work: self.median(name, work)) for work in works},
             "shares": {work: {name: engines[OURS] for name, engines in formats.items() if OURS in engines}
@@ -138,22 +145,21 @@ class Bench(harness.Bench):
 
 def main() -> None:
     parser = harness.options(__doc__, 5)
-    parser.add_argument("--tokenizer", type=Path, default=ROOT / "demo",
-                        help="folder whose tokenizer the random weights get (default: the bundled model's)")
-    parser.add_argument("--only", metavar="NAME,...", help=f"only these of {', '.join(ENTRIES)}")
+    parser.add_argument("--ik", type=Path, metavar="FOLDER", help="sources of ik_llama.cpp, for cmake")
+    parser.add_argument("--files", type=Path, metavar="FOLDER", help="keeps the peers' files of one --model")
+    parser.add_argument("--only", nargs="+", choices=ENTRIES, metavar="NAME", help=f"of {', '.join(ENTRIES)}",
+                        default=[name for name, entry in ENTRIES.items() if entry.for_speed])
     args = harness.parsed(parser)
     import llvmlite.binding  # not above: the processes whose memory is measured import this file, too
     from figures import whole_table
-    names = args.only.split(",") if args.only else [name for name, entry in ENTRIES.items() if entry.for_speed]
-    if unknown := [name for name in names if name not in ENTRIES]:
-        parser.error(f"unknown: {', '.join(unknown)}; there are {', '.join(ENTRIES)}")
-    with Bench(args, partial(harness.random_model, tokenizer=args.tokenizer)) as bench:
-        bench.measure(names)
-        results = bench.results()
+    file = args.out / f"results/{llvmlite.binding.get_host_cpu_name()}{f'-{PATH}' * bool(PATH)}.json"
+    os.environ |= AVX2 if PATH == "avx2" else {}
+    with Bench(args, folder=args.files) as bench:
+        bench.measure(args.only)
+        results = bench.results(file)
     print(whole_table(results))
-    out = args.out / f"results/{llvmlite.binding.get_host_cpu_name()}.json"
-    out.parent.mkdir(exist_ok=True)
-    out.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", "utf-8")
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", "utf-8")
 
 
 if __name__ == "__main__":

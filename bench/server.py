@@ -48,11 +48,6 @@ def make_words(path: Path) -> Path:
     return path
 
 
-def start_model(path: Path, form: str, threads: int) -> Any:
-    import qwen3_numba
-    return qwen3_numba.load_model(path, form, threads)
-
-
 def speed_of_batch(model: Any, prompts: list[list[int]], n_tokens: int) -> float:
     """Tokens per second of all answers together, prompts included."""
     from qwen3_lib.generation.batch import Batch
@@ -99,39 +94,19 @@ def beside_a_long_one(url: str, long: list[int], short: list[int]) -> tuple[floa
         return alone, beside, reading.result()[0]
 
 
-def context(args: argparse.Namespace) -> int:
-    return max(args.prompt + args.tokens, args.long) + 2
-
-
-def started(path: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, str]:
-    """A server of ours in a process of its own, and its address."""
-    command = [sys.executable, ROOT / "qwen3_server.py", "--model", path, "--quantize", args.quantize, "--threads",
-               args.threads, "--slots", max(args.clients), "--context", context(args), "--port", 0,
-               "--keep", 0]
-    process = subprocess.Popen([*map(str, command)], stderr=subprocess.PIPE, text=True)
-    lines = []
-    while not lines or "for clients" not in lines[-1]:
-        lines.append(process.stderr.readline())
-        if process.poll() is not None:
-            raise RuntimeError("".join(lines))
-    return process, lines[-1].split()[-1].removesuffix("/v1")
-
-
-def started_llama(program: str, path: Path, folder: Path, args: argparse.Namespace) -> tuple[subprocess.Popen, str]:
-    """llama.cpp's server with the same weights, and its address."""
-    file, slots = peer_file(path, folder, PAIRS[args.quantize], True), max(args.clients)
+def started(*command: Any) -> tuple[subprocess.Popen, str]:
+    """A server in a process of its own, and its address."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    command = [program, "-m", file, "--port", port, "-np", slots, "-c", slots * context(args), "-t", args.threads]
-    process, url = subprocess.Popen([*map(str, command)], stderr=subprocess.DEVNULL), f"http://127.0.0.1:{port}"
+    process = subprocess.Popen([*map(str, command), "--port", str(port)], stderr=subprocess.DEVNULL)
     while process.poll() is None:
         try:
-            with urllib.request.urlopen(f"{url}/health"):
-                return process, url
+            with urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):
+                return process, f"http://127.0.0.1:{port}"
         except urllib.error.URLError:  # 503 while it loads is one, too
             time.sleep(0.2)
-    raise RuntimeError(f"{program} ended with status {process.returncode}")
+    raise RuntimeError(f"{command[0]} ended with status {process.returncode}")
 
 
 def report(args: argparse.Namespace, values: dict[tuple[str, int], list[Any]]) -> list[str]:
@@ -158,17 +133,22 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--long", type=int, default=512, metavar="TOKENS", help="of the long prompt")
     args = harness.parsed(parser)
+    import qwen3_numba
     values, rng = dict[tuple[str, int], list[Any]](), np.random.default_rng(0)
     with tempfile.TemporaryDirectory() as folder:
         path = args.model or alone(make_words, Path(folder) / "model")
         vocab_size = json.loads((path / "config.json").read_text())["vocab_size"]
         processes, urls = list[subprocess.Popen](), dict[str, str]()
-        batch = Worker(start_model, path, args.quantize, args.threads)
+        batch = Worker(qwen3_numba.load_model, path, args.quantize, args.threads)
         try:
-            process, urls[OURS] = started(path, args)
-            processes.append(process)
+            slots, room = max(args.clients), max(args.prompt + args.tokens, args.long) + 2
+            commands = {OURS: [sys.executable, ROOT / "qwen3_server.py", "--model", path, "--quantize", args.quantize,
+                               "--threads", args.threads, "--slots", slots, "--context", room, "--keep", 0]}
             if program := os.environ.get("LLAMA_SERVER") or shutil.which("llama-server"):
-                process, urls["llama-server"] = started_llama(program, path, Path(folder), args)
+                commands["llama-server"] = [program, "-m", peer_file(path, Path(folder), PAIRS[args.quantize], True),
+                                            "-np", slots, "-c", slots * room, "-t", args.threads]
+            for name, command in commands.items():
+                process, urls[name] = started(*command)
                 processes.append(process)
             for i in range(args.rounds + 1):  # the first one warms up
                 found: dict[tuple[str, int], Any] = {}

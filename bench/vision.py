@@ -3,7 +3,7 @@
     python bench/vision.py [--width 640] [--height 480]
 
 Random weights of the tower's shapes. Each round times one product of its MLP, as NumPy's BLAS computes it, and the
-tower; with torch and transformers installed, their tower, too, on the same weights. The best round counts.
+tower, ours and transformers', on the same weights. The best round counts.
 """
 import numpy as np
 from threadpoolctl import threadpool_limits
@@ -16,12 +16,9 @@ ABOUT = {"depth": 12, "hidden_size": 768, "intermediate_size": 3072, "num_heads"
 
 
 def theirs(weights: dict[str, np.ndarray], pixels: np.ndarray, threads: int):
-    """transformers' tower, as a function without arguments; None if it isn't installed."""
-    try:
-        import torch
-        from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionConfig, Qwen3_5VisionModel
-    except ImportError:
-        return None
+    """transformers' tower, as a function without arguments."""
+    import torch
+    from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5VisionConfig, Qwen3_5VisionModel
     from qwen3_vision import VisionConfig, patches_of
     torch.set_num_threads(threads)
     model = Qwen3_5VisionModel(Qwen3_5VisionConfig(**ABOUT)).eval()
@@ -47,10 +44,10 @@ def main() -> None:
     x = rng.standard_normal((n, d), np.float32)
     size = sum(w.size / (4 if "merger" in name else 1) for name, w in weights.items()  # of a quarter of the rows
                if w.ndim == 2 and name != "pos_embed.weight")
-    work = {"sgemm": 2 * n * fc1.size, "tower": 2 * n * size + 4 * ABOUT["depth"] * n * n * d}
-    jobs = {"sgemm": lambda: x @ fc1.T, "tower": lambda: tower(pixels, weights, config)[0]}
-    if other := theirs(weights, pixels, args.threads):
-        work["transformers"], jobs["transformers"] = work["tower"], other
+    whole = 2 * n * size + 4 * ABOUT["depth"] * n * n * d
+    work = {"sgemm": 2 * n * fc1.size, "tower": whole, "transformers": whole}
+    jobs = {"sgemm": lambda: x @ fc1.T, "tower": lambda: tower(pixels, weights, config)[0],
+            "transformers": theirs(weights, pixels, args.threads)}
     with threadpool_limits(args.threads):
         rounds = [{name: seconds(job) for name, job in jobs.items()} for _ in range(args.rounds)]
     best = {name: min(taken[name] for taken in rounds) for name in jobs}

@@ -26,7 +26,7 @@ qwen3_lib/kernels/:
     delta.py       the kernel of Qwen3.5's delta nets; hybrid.py: their matrices and states
     intrinsics.py  what numba can't say in Python
     quantize.py    the kernels that pack weights
-    compile.py     numba compiles kernels: a program of its own, for the first run
+    compile.py     numba compiles kernels: a program of its own, for the first run; translate.py: how numba is used
     build.py       machine code kept between runs
     packing.py     tensors of a file become matrices in memory
     weights.py     which matrix takes which format, and where kernels find it

@@ -89,15 +89,16 @@ def compile_for(name: str, features: dict[str, bool], triple: str, folder: Path)
         build.keep_code(cache / f"{function}.o", made_from, make())
         return 1  # an address that nobody calls
 
-    def numbas(function: str) -> bytes:
-        file = folder / f"{triple}-{function}.o"
+    def numbas(kernels: tuple[str, ...]) -> bytes:
+        file = folder / f"{triple}-{kernels[0]}.o"
         if not file.exists():  # the first CPU, which has no more than the others
-            file.write_bytes(machine_code(function))
+            file.write_bytes(machine_code(kernels))
         return file.read_bytes()
 
+    for group in build.COMPILED_TOGETHER:
+        if group[0] not in ("finish_sparse", "mix_states"):
+            keep(group[0], partial(numbas, group))
     steps = build.LAYERS["decoder_layers"]
-    for step in (*steps, "quantize_block", "pack_block"):
-        keep(step, partial(numbas, step))
     keep("decoder_layers", partial(objects.compile_layers, "decoder_layers", steps[:-1], steps[-1]))
     products.address_of = keep
     for form in (BF16, ROUNDED, INT8, INT5, INT4):

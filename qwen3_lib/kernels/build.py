@@ -44,7 +44,8 @@ from qwen3_lib.kernels.objects import compile_layers  # noqa: E402
 
 KERNELS = Path(__file__).resolve().parent
 SOURCES = ("attention.py", "compile.py", "cpu.py", "delta.py", "experts.py", "fields.py", "intrinsics.py", "layers.py",
-           "layout.py", "objects.py", "quantize.py", "spread.py", "vectors.py")
+           "layout.py", "objects.py", "quantize.py", "spread.py",
+           "translate.py", "vectors.py")
 Kernel = Callable[[np.ndarray, int], None]  # takes its record, int64, and a number; see layers.py and quantize.py
 
 
@@ -116,7 +117,8 @@ def address_of(name: str, make: Callable[[], bytes]) -> int:
         return linker().get_function_address(name)
 
 
-# The kernels that numba compiles, each group in a process of its own, so that two cores work on the first answer.
+# The kernels that numba compiles: a process and an object file for each group, so that two cores work on the first
+# answer, and LLVM optimizes once what a group's kernels share. The file has the name of the first kernel.
 COMPILED_TOGETHER = (("project_heads", "finish_dense", "output_logits"), ("attend_heads",), ("finish_sparse",),
                      ("mix_states",), ("quantize_block",), ("pack_block",))
 # What runs a Job: the kernels for each layer, then for the logits.
@@ -152,22 +154,23 @@ def make_kernels(*names: str) -> None:
     code is kept as object files, and llvmlite, the smaller part of numba, loads them at once.
     """
     with lock:
-        parts = list(dict.fromkeys(part for name in names for part in LAYERS.get(name, (name,))))
+        parts = {part for name in names for part in LAYERS.get(name, (name,))}
+        groups = [group for group in COMPILED_TOGETHER if parts & {*group}]
         folder, made_from = code_place()
 
-        def kept() -> dict[str, bytes | None]:
-            return {part: folder and read_code(folder / f"{part}.o", made_from) for part in parts
-                    if not linker().get_function_address(part)}
+        def kept() -> dict[tuple[str, ...], bytes | None]:
+            return {group: folder and read_code(folder / f"{group[0]}.o", made_from) for group in groups
+                    if not linker().get_function_address(group[0])}
 
         with contextlib.ExitStack() as stack:
             if None in (found := kept()).values():  # then look again when it is this process's turn
                 announce(folder)
                 stack.enter_context(turn(folder))
                 found = kept()
-                absent = {part for part, code in found.items() if code is None}
-                found |= compiled_kernels([group for group in COMPILED_TOGETHER if absent & {*group}]) if absent else {}
-            for part in [*parts, *found]:
-                address_of(part, lambda part=part: found[part])
+                absent = [group for group, code in found.items() if code is None]
+                found |= zip(absent, compiled_kernels(absent)) if absent else {}
+            for group, code in found.items():
+                address_of(group[0], lambda code=code: code)
         for name in names:
             if name in LAYERS:
                 address_of(name, lambda name=name: compile_layers(name, LAYERS[name][:-1], LAYERS[name][-1]))
@@ -195,16 +198,17 @@ def kernel_at(address: int) -> Kernel:
     return run
 
 
-def compiled_kernels(groups: list[tuple[str, ...]]) -> dict[str, bytes]:
-    """The machine code of the kernels in some groups, by their names. Raises InputError if numba can't compile them."""
+def compiled_kernels(groups: list[tuple[str, ...]]) -> list[bytes]:
+    """An object file of each group of kernels. Raises InputError if numba can't compile them."""
     code = ("import gc, sys; gc.disable(); sys.path.insert(0, sys.argv[1]); "  # collecting takes a tenth of the time
             "from qwen3_lib.kernels.compile import main; main(sys.argv[2:])")
+    unoptimized = os.environ | {"NUMBA_OPT": "0"}  # LLVM optimizes all at once
     processes = list[subprocess.Popen[bytes]]()
     try:
         for group in groups:
             processes.append(subprocess.Popen(
                 [sys.executable, "-c", code, KERNELS.parents[1], *group], stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=os.environ | {"NUMBA_OPT": "0"}))
+                stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=unoptimized))
         with ThreadPoolExecutor(len(groups)) as pool:
             results = list(pool.map(subprocess.Popen.communicate, processes))
     except (OSError, RuntimeError) as error:  # no Python program to start, or no thread
@@ -212,17 +216,13 @@ def compiled_kernels(groups: list[tuple[str, ...]]) -> dict[str, bytes]:
     finally:
         for process in processes:
             process.kill()
-    made: dict[str, bytes] = {}
-    for group, process, (out, errors) in zip(groups, processes, results):
+    for process, (_, errors) in zip(processes, results):
         if process.returncode:
             lines = errors.decode(errors="replace").split("\n")
             ended = f"the compiler ended with {process.returncode}"
             last = next((line for line in reversed(lines) if line.strip()), ended)
             raise InputError(f"the kernels can't be compiled: {brief(last, 600)}")
-        for name in group:
-            size, out = int(out[:16], 16), out[16:]
-            made[name], out = out[:size], out[size:]
-    return made
+    return [out for out, _ in results]
 
 
 # A file of machine code: a line with the SHA-256 of all that follows; a line with what the code was made from; an

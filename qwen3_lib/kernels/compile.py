@@ -1,12 +1,12 @@
 """numba compiles kernels: a program of its own that build.py runs, for numba takes long to import and to compile.
 
-    main([KERNEL, ...])    writes each kernel's size and object file to stdout, or ends with one line on stderr
+    main([KERNEL, ...])    writes an object file to stdout, or ends with one line on stderr
 
-build.py runs it with NUMBA_OPT=0: else numba would optimize each function, and those that call it with it inside them.
-Here LLVM optimizes a kernel once, as a whole, which takes half the time.
+numba only translates: see translate.py. LLVM optimizes all functions once, as a whole.
 """
-import re
 import sys
+from collections.abc import Sequence
+from typing import Any
 
 import llvmlite
 import llvmlite.binding as llvm
@@ -20,17 +20,13 @@ from qwen3_lib.kernels.cpu import FEATURES
 from qwen3_lib.kernels.objects import machine, object_code
 
 SIGNATURE = (types.int64,) * 3
-# numba counts who uses an array of its own, and frees it; those of kernels aren't numba's, so there is nothing to do.
-COUNTING = re.compile(r"^define [^\n]*@(NRT_incref|NRT_decref)\(.*?^}\n", re.MULTILINE | re.DOTALL)
-NOTHING = "".join(f"define void @NRT_{name}(ptr %memory) {{ ret void }}\n"
-                  for name in ("incref", "decref", "MemInfo_call_dtor"))
 C_LIBRARY = {"sqrt", "sqrtf", "sched_yield"}  # called by kernels; without numba there is no more
 
 
-def machine_code(name: str) -> bytes:
-    """Compiles a kernel for this CPU -> an object file that has a function of this name.
+def machine_code(names: Sequence[str]) -> bytes:
+    """Compiles kernels for this CPU -> an object file that has functions of these names.
 
-    It is numba's own function, not the one that @cfunc makes: that reports errors through Python, which would tie the
+    They are numba's own functions, not those that @cfunc makes: these report errors through Python, which would tie the
     object file to numba. Raises InputError if this CPU or numba's settings don't allow it.
     """
     if numba.config.DISABLE_JIT:
@@ -38,13 +34,21 @@ def machine_code(name: str) -> bytes:
     cpu = machine()
     if cpu.triple.startswith("x86") and not (FEATURES.get("f16c") and FEATURES.get("fma")):
         raise InputError("the fast engine needs a CPU with FMA and F16C (since 2013); --no-fast takes NumPy")
-    kernel = next(vars(room)[name] for room in (layers, delta, experts, quantize) if name in vars(room))
-    kernel.compile(SIGNATURE)
-    module = llvm.parse_assembly(COUNTING.sub(r"declare void @\1(ptr)\n", kernel.inspect_llvm(SIGNATURE)))
-    module.link_in(llvm.parse_assembly(NOTHING))
-    module.get_function(kernel.overloads[SIGNATURE].fndesc.llvm_func_name).name = name
+    module, known = llvm.parse_assembly(""), set[Any]()
+    for name in names:
+        kernel = next(vars(room)[name] for room in (layers, delta, experts, quantize) if name in vars(room))
+        kernel.compile(SIGNATURE)
+        found = kernel.overloads[SIGNATURE]
+        for text in found.library.texts(known):
+            part = llvm.parse_assembly(text)
+            for function in part.functions:
+                if function.name == found.fndesc.llvm_func_name:
+                    function.name = name
+                elif not function.is_declaration:
+                    function.linkage = "linkonce_odr"  # several functions of numba's bring some function with them
+            module.link_in(part)
     for function in module.functions:  # kernels are linked together: only their names may meet
-        if function.name != name and not function.is_declaration:
+        if function.name not in names and not function.is_declaration:
             function.linkage = "internal"
     absent = {function.name for function in module.functions if function.is_declaration
               and not function.name.startswith("llvm.")} - C_LIBRARY
@@ -56,9 +60,7 @@ def machine_code(name: str) -> bytes:
 
 def main(names: list[str]) -> None:
     try:
-        for name in names:
-            code = machine_code(name)
-            sys.stdout.buffer.write(b"%016x%s" % (len(code), code))
+        sys.stdout.buffer.write(machine_code(names))
         sys.stdout.flush()
     except InputError as error:
         sys.exit(str(error))

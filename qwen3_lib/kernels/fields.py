@@ -5,11 +5,13 @@ import numba
 
 from qwen3_lib.kernels.intrinsics import entry, int64_at
 from qwen3_lib.kernels.layout import FUNCTIONS, JOB, NewTokens, Layers, Space, of
+from qwen3_lib.kernels.translate import Translator
 
 # A function is compiled once for each combination of its arguments' types. To numba a constant like 0 or True has a
 # type of its own, np.int64(0) has not: that is why kernels write it.
 # Without numba's wrappers, compiling takes two thirds of the time. Python calls kernels by their addresses: build.py.
-compiled = partial(numba.njit, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True)
+compiled = partial(numba.njit, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True,
+                   pipeline_class=Translator)
 TABLE = Layers.__annotations__ | NewTokens.__annotations__ | Space.__annotations__ | {"products": of(FUNCTIONS, 3)}
 FIELD_NAMES = (*TABLE,)
 

@@ -19,7 +19,7 @@ from qwen3_lib.kernels import build, compile, cpu, fields, layers, objects
 
 pytestmark = pytest.mark.core
 COMMAND = ["--model", ROOT / "demo", "--no-think", "What is the capital of Peru?"]
-COMPILING = "compiling the fast engine for this CPU: some 10 seconds, once for models of this kind\n"
+COMPILING = "compiling the fast engine for this CPU: a few seconds, once for models of this kind\n"
 
 
 def run_fast(*arguments, **options):

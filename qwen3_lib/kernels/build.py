@@ -144,7 +144,7 @@ def announce(folder: Path | None) -> None:
     often = "once for models of this kind" if writable else "at each start, because nothing can be kept in " \
         f"{kernel_folder() or '~/.cache'}; set NUMBA_CACHE_DIR to a folder that you alone can write to"
     if sys.stderr is not None:
-        print(f"compiling the fast engine for this CPU: some 10 seconds, {often}", file=sys.stderr)
+        print(f"compiling the fast engine for this CPU: a few seconds, {often}", file=sys.stderr)
 
 
 def make_kernels(*names: str) -> None:

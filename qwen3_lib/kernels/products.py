@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from qwen3_lib.io.errors import InputError
-from qwen3_lib.kernels.build import COMPILED_TOGETHER, LAYERS, address_of, make_kernels, code_place, read_code
+from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, code_place, read_code
 from qwen3_lib.kernels.cpu import AVX512, PATH
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
                                       TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENS, is_packed)
@@ -105,7 +105,7 @@ def any_number(form: int, most: int) -> Needs:
 
 def compile_all() -> Path:
     """Compiles all that any model needs -> the folder where it is kept. Raises InputError if it can't be kept."""
-    names = (*LAYERS, *(group[0] for group in COMPILED_TOGETHER))
+    names = (*LAYERS, "quantize_block", "pack_block")
     make_kernels(*names)
     for form in range(WIDE):
         needs = any_number(form, PROMPT + 1)

@@ -202,7 +202,7 @@ def test_fma_gives_the_bits_of_the_instruction_for_pairs(w_exponents, x_exponent
 @pytest.mark.parametrize("n_vectors, avx512", [(5, True), (6, True), (7, True), (8, True), (1, False), (6, False)])
 @pytest.mark.parametrize("n, rows", [(32, 1), (96, 31), (128, 32), (128, 250), (256, 49)])
 def test_transposed_rows_give_the_same_sums(n, rows, n_vectors, avx512, pairs):
-    """As the rows themselves; behind the last row, the memory is not read as a row. Without AVX-512 also in parts."""
+    """As the rows themselves; behind the last row, the memory is not read as a row. The second ones also in parts."""
     rng = np.random.default_rng(0)
     w, x = (rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16 for shape in ((rows + 1, n), (8, n)))
     w, factors = w.astype(np.uint16), factors_of(x.astype(np.uint16), pairs)
@@ -213,14 +213,16 @@ def test_transposed_rows_give_the_same_sums(n, rows, n_vectors, avx512, pairs):
         bf16_product_of(pairs, 1)(w.ctypes.data, w.strides[0], rows, vector.ctypes.data, factors.strides[0], n,
                                   out.ctypes.data, expected.strides[0], 0, 0)
     assert expected[:, :rows].all()
-    for parts in [((0, n),)] + [((0, 32), (32, n))] * (n > 32 and not avx512):
+    whole, two = ((0, n),), ((0, 32), (32, n))
+    for kind, parts in [("transposed_scores", whole), ("transposed_product", whole)] + \
+            [("transposed_product", two)] * (n > 32):
         kept = np.zeros((padded_rows, n_vectors, 16), np.float32)
         found[:] = np.nan
         for start, end in parts:
             keys = np.zeros((padded_rows, (end - start) // 2), np.uint32)
             bf16_product_of(pairs, 1, "transposed_rows")(w[:, start:].ctypes.data, w.strides[0], rows, end - start,
                                                          keys.ctypes.data)
-            bf16_product_of(pairs, n_vectors, "transposed_product", avx512)(
+            bf16_product_of(pairs, n_vectors, kind, avx512)(
                 keys.ctypes.data, 0, rows, factors.ctypes.data + 4 * start, factors.strides[0], end - start,
                 found.ctypes.data, found.strides[0], kept.ctypes.data, (start > 0) + 2 * (end < n))
         assert not np.isnan(found[:, :rows]).any()

@@ -1,6 +1,6 @@
 """The products of attention, see vectors.py: a prompt's queries with keys, and the softmax's weights with values.
 
-A prompt's keys are transposed before; without AVX-512, so are rows of weights, and pairs of values are brought together.
+A prompt's keys are transposed before, as are its rows of weights; without AVX-512, pairs of values are brought together.
 Few queries are multiplied with keys as they lie in the cache, by vectors.write_float_product. ROUNDED: the numbers are
 bf16, and the products of a pair are added together, as vectors.add_pairs does.
 """
@@ -11,7 +11,7 @@ from typing import Any
 from llvmlite import ir
 
 from qwen3_lib.kernels.cpu import AVX512, FEATURES, PAIRS, SUMS
-from qwen3_lib.kernels.layout import BF16, FORMATS, GROUP, ROUNDED
+from qwen3_lib.kernels.layout import BF16, FORMATS, GROUP, ROUNDED, VECTORS
 from qwen3_lib.kernels.vectors import (FLOAT, I1, I16, I32, I64, LANES, PREFETCH_BYTES, Way, add_pairs, at, broadcast,
                                        flushed, fma, hidden, in_tiles, load, loop, prefetch, row_part, splat, store,
                                        two_parts, variable, vector, zero_sums)
@@ -55,6 +55,8 @@ def write_transposed_rows(form: int, _: int, way: Way, b: Any, w: Any, stride: A
         rows = [at(b, w, (stride, b.select(b.icmp_signed("<", r, last), r, last))) for r in numbers]
 
         def step(j: Any) -> None:
+            for row in rows:
+                prefetch(b, at(b, row, (stride, LANES), (j, 4 * LANES)), [0], 2)
             values = transposed(b, [load(b, at(b, row, (j, 4 * LANES)), I32, LANES) for row in rows])
             for k, value in enumerate(values):
                 store(b, value, at(b, out, (at(b, j, (steps, k), (b.mul(i, steps), LANES)), 4 * LANES)))
@@ -78,13 +80,14 @@ def transposed(b: Any, rows: list[Any]) -> list[Any]:
 
 
 def write_transposed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
-                             x_stride: Any, n: Any, out: Any, out_stride: Any, kept: Any, part: Any) -> None:
+                             x_stride: Any, n: Any, out: Any, out_stride: Any, kept: Any, part: Any,
+                             most: int = VECTORS) -> None:
     """write_float_product of rows that write_transposed_rows has transposed: the same sums, added in the same order.
 
-    A lane is a row, so a row's 16 partial sums are added without moving numbers between lanes. With AVX-512, 4 to 8
-    vectors as two groups of four, which overlap if there are fewer than 8, with twice 16 rows.
+    A lane is a row, so a row's 16 partial sums are added without moving numbers between lanes. More than `most` vectors
+    are two tiles of so many, which may overlap; they can't be cut into parts.
     """
-    together, n_groups = (4, 2) if AVX512 else (n_vectors, 1)
+    together, n_groups = min(n_vectors, most), 2 if AVX512 else 1
     steps, keys = b.sdiv(n, I64(32)), list(itertools.product(range(together), range(n_groups)))
     goes_on, ends = b.trunc(part, I1), b.trunc(b.lshr(part, I64(1)), I1)
 
@@ -116,8 +119,13 @@ def write_transposed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any
 
     with flushed(b, form == ROUNDED and bool(FEATURES.get("sse2"))):
         loop(b, b.sdiv(b.add(n_rows, I64(16 * n_groups - 1)), I64(16 * n_groups)), lambda i: loop(
-            b, I64(-(-n_vectors // together)), lambda half: tile(
+            b, I64(1 + (n_vectors > together)), lambda half: tile(
                 b.mul(i, I64(n_groups)), b.mul(half, I64(n_vectors - together)))))
+
+
+def write_transposed_scores(*args: Any) -> None:
+    """write_transposed_product of short rows: where registers hold the sums of sums, too."""
+    write_transposed_product(*args, most=4 if AVX512 else VECTORS)
 
 
 def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,

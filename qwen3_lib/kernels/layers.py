@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qwen3_lib.kernels import fields
-from qwen3_lib.kernels.cpu import PAIRS
+from qwen3_lib.kernels.cpu import LONG, PAIRS
 from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add,
                                           float_of, floats_at, fused, half_from_float, pack_groups, round_groups,
@@ -176,7 +176,7 @@ def linear(products, w, x, packed, out, column, start, end, own):
     n = len(x)
     if not form_is_packed(w.form):
         strip = STRIP
-        if tiling(products[PRODUCT, w.form], n, PROMPT)[0] == REARRANGED:
+        if tiling(products[PRODUCT, w.form], n, LONG)[0] == REARRANGED:
             strip = min(STRIP, max(SPREAD // w.columns // PANEL, 1) * PANEL)
         for first in range(start, end, strip):
             float_strip(products, w, x, out[:, column + first:], first, min(strip, end - first), own)
@@ -208,17 +208,17 @@ def tiling(table, n, many):
 def float_strip(products, w, x, out, first, rows, own):
     """`rows` rows of a Weight of floats, from `first` on, times the vectors x [n, ...] -> out [n, ...].
 
-    Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache. Without
-    AVX-512, a prompt's rows are transposed before.
+    Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache. A
+    prompt's rows of bf16 are transposed before.
     """
     n, size, width, address = len(x), 4 if w.form == F32 else 2, up_to(w.columns, 32), w.address + first * w.stride
-    how, tiles = tiling(products[PRODUCT, w.form], n, PROMPT)
+    how, tiles = tiling(products[PRODUCT, w.form], n, LONG)
     functions = products[PRODUCT, w.form, how]
     room = 2 if PAIRS and w.form == ROUNDED else 1  # vectors of bf16 take half of it
     sums, copy = own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
     transposes = products[TRANSPOSES, w.form, TOGETHER].address[1] if how == REARRANGED else 0
     apart, padded_rows = tiles > 1 and width > room * WHOLE, rows
-    depth = room * DEPTH if apart else width
+    depth = (WHOLE if transposes else room * DEPTH) if apart else width
     if transposes:
         padded_rows = up_to(rows, PANEL)
         for k in range(0, width, depth):

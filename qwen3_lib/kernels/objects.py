@@ -6,7 +6,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from qwen3_lib.kernels.attention import (write_paired_product, write_paired_rows, write_transposed_product,
-                                         write_transposed_rows, write_weighted_pairs, write_weighted_rows)
+                                         write_transposed_rows, write_transposed_scores, write_weighted_pairs,
+                                         write_weighted_rows)
 from qwen3_lib.kernels.cpu import FEATURES
 from qwen3_lib.kernels.layout import JOB
 from qwen3_lib.kernels.spread import write_spread, write_spread_product
@@ -17,6 +18,7 @@ WRITERS = {  # with their numbers of arguments
     "float_product": (write_float_product, 10), "packed_product": (write_packed_product, 9),
     "weighted_rows": (write_weighted_rows, 8), "weighted_pairs": (write_weighted_pairs, 8),
     "transposed_rows": (write_transposed_rows, 5), "transposed_product": (write_transposed_product, 10),
+    "transposed_scores": (write_transposed_scores, 10),
     "paired_rows": (write_paired_rows, 5), "paired_product": (write_paired_product, 8),
     "widened": (write_widened, 3), "spread": (write_spread, 3), "spread_product": (write_spread_product, 9)}
 

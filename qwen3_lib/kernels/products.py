@@ -9,13 +9,14 @@ import numpy as np
 
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, code_place, read_code
-from qwen3_lib.kernels.cpu import AVX512, PATH
+from qwen3_lib.kernels.cpu import AVX512, LONG, PATH
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
                                       TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENS, is_packed)
 from qwen3_lib.kernels.objects import compile_product
 from qwen3_lib.kernels.spread import DOTS, SPREAD_WAY
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
 
+TRANSPOSABLE = (ROUNDED,) if AVX512 else (BF16, ROUNDED)  # formats whose rows a prompt's products take transposed
 Needs = tuple[tuple[int, int], ...]  # (format, number of vectors) of products
 
 
@@ -28,8 +29,8 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
     [WIDENS, format, TOGETHER], for one block, makes a block of a format its widened_form, or spreads it (AVX2), which
     [PRODUCT, format, REARRANGED] multiplies with PROMPT vectors or more; its address is 0 where that's not needed.
     [TRANSPOSES, format, TOGETHER] transposes keys, which [KEYS, format, REARRANGED] multiplies with TRANSPOSED queries
-    or more. Without AVX-512, it also transposes weights for [PRODUCT, format, REARRANGED], and [TRANSPOSES, format,
-    IN_PARTS] pairs the values for [VALUES, format, REARRANGED].
+    or more, and weights for [PRODUCT, format, REARRANGED]. Without AVX-512, [TRANSPOSES, format, IN_PARTS] pairs the
+    values for [VALUES, format, REARRANGED].
     """
     table = np.zeros((5, len(FORMATS), 3), FUNCTIONS)
     for form, n in needs:
@@ -40,15 +41,15 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
         elif n >= PROMPT and is_packed(form) and PATH == DOTS:
             table[WIDENS, form, TOGETHER].address[1] = function("spread", form, 1, SPREAD_WAY)
             fill(table[PRODUCT, form, REARRANGED], SPREAD_WAY.vectors, "spread_product", form, n, lambda _: SPREAD_WAY)
-        elif n >= PROMPT and form in (BF16, ROUNDED) and not AVX512:
-            fill_transposed(table, PRODUCT, form, n)
+        elif n >= LONG and form in TRANSPOSABLE:
+            fill_transposed(table, PRODUCT, "transposed_product", form, n)
         else:
             fill_product(table[PRODUCT, form], form, n)
     for form, n in queries:
         way = way_of(form, AT_ONCE)
         kind = "weighted_pairs" if form == ROUNDED and AVX512 else "weighted_rows"
-        if n >= TRANSPOSED and form in ((ROUNDED,) if AVX512 else (BF16, ROUNDED)):
-            found = fill_transposed(table, KEYS, form, n)
+        if n >= TRANSPOSED and form in TRANSPOSABLE:
+            found = fill_transposed(table, KEYS, "transposed_scores", form, n)
             if not AVX512:
                 table[TRANSPOSES, form, IN_PARTS].address[1] = function("paired_rows", form, 1, way)
                 fill(table[VALUES, form, REARRANGED], way.vectors, "paired_product", form, n, lambda _, way=way: way)
@@ -60,11 +61,11 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
     return table
 
 
-def fill_transposed(table: np.ndarray, kind: int, form: int, n: int) -> set[int]:
+def fill_transposed(table: np.ndarray, use: int, kind: str, form: int, n: int) -> set[int]:
     """`fill` of a table with the products of n vectors with rows that are transposed before."""
     way = way_of(form, AT_ONCE)
     table[TRANSPOSES, form, TOGETHER].address[1] = function("transposed_rows", form, 1, way)
-    return fill(table[kind, form, REARRANGED], way.vectors, "transposed_product", form, n, lambda _: way)
+    return fill(table[use, form, REARRANGED], way.vectors, kind, form, n, lambda _: way)
 
 
 def fill(functions: np.record, most: int, kind: str, form: int, n: int, way: Callable[[int], Way]) -> set[int]:
@@ -100,7 +101,8 @@ def function(kind: str, form: int, n: int, way: Way) -> int:
 
 def any_number(form: int, most: int) -> Needs:
     """What is needed for any number of vectors up to the most: larger ones than here need no other functions."""
-    return tuple((form, n) for n in (*range(1, 2 * VECTORS + 1), PROMPT, PROMPT + 1) if n <= most)
+    some = {*range(1, 2 * VECTORS + 1), PROMPT, PROMPT + 1, LONG, LONG + 1}
+    return tuple((form, n) for n in sorted(some) if n <= most)
 
 
 def compile_all() -> Path:
@@ -108,7 +110,7 @@ def compile_all() -> Path:
     names = (*LAYERS, "quantize_block", "pack_block")
     make_kernels(*names)
     for form in range(WIDE):
-        needs = any_number(form, PROMPT + 1)
+        needs = any_number(form, LONG + 1)
         functions_for(needs, () if is_packed(form) else (*needs, (form, TRANSPOSED + 1)))
     folder, made_from = code_place()
     if folder is None or any(read_code(folder / f"{name}.o", made_from) is None for name in names):

@@ -49,8 +49,8 @@ def engines_of(machine: dict) -> list[str]:
 
 def peers_of(m: dict) -> str:
     """What the ratios of the fast engine stand beside."""
-    names = engines_of(m | {"speeds": {work: {name: engines for name, engines in formats.items() if name != "float32"}
-                                       for work, formats in m["speeds"].items()}})[1:]
+    names = dict.fromkeys(name for formats in m["speeds"].values() for form, engines in formats.items()
+                          for name in engines if form != "float32" and name != OURS)
     return ", ".join(names) + " alone" * (len(names) == 1)
 
 

@@ -6,8 +6,8 @@
         bench.ratio("int8", "llama-q8_0", "decode")
 
 A work is a function that gets the engine of its process first, decode_speed(engine, ids), or the name of the engine's
-method. The first round warms up. Speeds are medians of
-the rounds, ratios medians of each round's ratio: on a shared machine a ratio means something, a single speed does not.
+method. The first round warms up. Speeds are medians of the rounds, ratios medians of each round's ratio: on a shared
+machine a ratio means something, a single speed does not.
 """
 import argparse
 import contextlib

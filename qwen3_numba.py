@@ -71,8 +71,8 @@ try:
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import Team
-    from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, choose_formats, layers_of, mtp_head,
-                                           stored_tensors, touch_pages)
+    from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, choose_formats, layers_of, may_move,
+                                           move_layer, mtp_head, stored_tensors, touch_pages)
 except ImportError as error:
     if __name__ == "__main__":
         sys.exit(f"qwen3_numba.py: {error}")
@@ -117,9 +117,11 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
                 packer.weight(f"{folder.path}: {name}", tensor, forms, shape)
     for matrix in matrices.values() if activations == "bf16" else ():
         matrix["form"][matrix["form"] == BF16] = ROUNDED
-    if format is None and not packs and not config.sparse_layers:
-        touch_pages({id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values())
     weights = Weights(config, matrices, vectors, shapes, arrays, build_layers(config, matrices, vectors), team, format)
+    if format is None and not packs and not config.sparse_layers:
+        mappings = {id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values()
+        touch_pages(mappings)
+        may_move(weights, mappings)
     return replace(weights, mtp=mtp_head(weights)) if f"{after_layers(config)}fc.weight" in matrices else weights
 
 
@@ -203,6 +205,8 @@ def run_layers(w: Weights, batch: NewTokens, caches: list[Any],
     deepen[i]() changes x after layer i.
     """
     config, n_layers, m = w.config, len(w.layers.places), len(batch.x)
+    if m <= FEW:
+        move_layer(w)
     n_queries = (batch.tasks["n"] * (config.num_attention_heads // config.num_key_value_heads)).tolist()
     space, space_table = w.work_space(config, m, len(batch.tasks), max(n_queries))
     functions = needed_functions(w, batch, n_queries)

@@ -1,5 +1,6 @@
 """The fast engine against qwen3.py, in all formats; its command line."""
 import re
+import sys
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from packed import FORMATS, MOST, oracle_of, published, round_vectors, to_bf16, 
 from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.packed import save_quantized
+from qwen3_lib.kernels import weights
 from qwen3_lib.kernels.layout import INT8
 from test_qwen3_moe import MOE
 import qwen3_numba as fast
@@ -42,6 +44,31 @@ def test_logits(name, tmp_path):
         model = fast.load_model(path, quantize, activations="f32")
         logits = logits_of(model, ids)
         assert distance(logits, expected) < limit
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="weights move on Linux alone")
+@pytest.mark.parametrize("config", [BASE, HYBRID])
+@pytest.mark.parametrize("moves", [True, False])
+def test_matrices_move_out_of_a_mapped_file(config, moves, tmp_path, monkeypatch):
+    """Where memory has room for three times as much: then the file's matrices may change, and no bit of logits does."""
+    path, ids = make_random_model(config, tmp_path, "bfloat16"), np.arange(30)
+    expected, file = logits_of(fast.load_model(path), ids), path / "model.safetensors"
+    monkeypatch.setattr(weights, "available_memory", lambda: 3 * moves * file.stat().st_size)
+    model = fast.load_model(path)
+    cache = model.engine.new_cache(model.config)
+    found = [fast.forward(model, ids[i:i + 1], cache) for i in range(20)]
+    header, data = read_safetensors(file)
+    start, changed = file.stat().st_size - len(data), bytearray(data)
+    for name, tensor in header.items():
+        if "layers" in name:
+            begin, end = tensor["data_offsets"]
+            changed[begin:end] = bytes(end - begin)
+    with open(file, "r+b") as mapped:
+        mapped.seek(start)
+        mapped.write(changed)
+    found += [fast.forward(model, ids[i:i + 1], cache) for i in range(20, 30)]
+    np.testing.assert_array_equal(found[:20], expected[:20])
+    assert np.array_equal(found[20:], expected[20:]) == moves
 
 
 @pytest.mark.parametrize("odd", ["model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.weight",

@@ -3,8 +3,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import weakref
 from collections import deque
+from pathlib import Path
 
 import numpy as np
 
@@ -12,6 +14,7 @@ from qwen3 import Config
 from qwen3_5 import HybridConfig
 from qwen3_lib.kernels.layout import APART, PANEL, SUMS_OF_DELTA, TOKENS, Space, own_space, padded, vector_size
 
+MADV_DONTNEED = 4  # Linux
 empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages after it that mustn't be touched
 
 
@@ -45,6 +48,25 @@ class LargePages:
     def give_back(self, last: np.ndarray) -> None:
         last[:] = 0
         self.used -= last.size
+
+
+def available_memory() -> int:
+    """The bytes that programs may still take, as Linux and a container's limit have it; elsewhere 0."""
+    found = []
+    with contextlib.suppress(OSError, ValueError):
+        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
+    with contextlib.suppress(OSError, ValueError):  # "max": no limit
+        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text("ascii")))
+    return min(found, default=0)
+
+
+def let_go(address: int, size: int) -> None:
+    """Tells Linux that these bytes of a mapped file aren't needed for now."""
+    start = -(-address // mmap.PAGESIZE) * mmap.PAGESIZE
+    length = (address + size - start) // mmap.PAGESIZE * mmap.PAGESIZE
+    if length > 0:
+        ctypes.CDLL(None).madvise(ctypes.c_void_p(start), ctypes.c_size_t(length), MADV_DONTNEED)
 
 
 class Reused:

@@ -21,7 +21,7 @@ from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROU
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
-PREFETCH_BYTES = 4096  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
+PREFETCH_BYTES = 8192  # bytes: at least so far ahead of a product, the memory is asked for the rows that follow
 LANES = 16  # float32 numbers in a vector on every CPU, or sums would differ; LLVM splits it where registers are shorter
 
 

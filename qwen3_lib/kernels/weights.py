@@ -2,6 +2,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import itertools
 import mmap
 import threading
@@ -18,7 +19,7 @@ from qwen3_lib.io.packed import Quantized
 from qwen3_lib.kernels.hybrid import DELTA, Vocabulary, is_recurrent, join_matrices, stacked, state_fields
 from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, ROUNDED,
                                       ROUTING, WEIGHT, Layers, Q, Space, is_packed, packed_shape, address_table)
-from qwen3_lib.kernels.memory import Reused, experts_of, work_space
+from qwen3_lib.kernels.memory import LargePages, Reused, available_memory, experts_of, let_go, work_space
 from qwen3_lib.kernels.packing import forms_of, packed_form
 from qwen3_lib.kernels.team import Team
 
@@ -52,6 +53,9 @@ class Weights:
     looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
     spaces: dict[int, tuple[Space, np.ndarray]] = field(default_factory=dict)  # with their tables: see work_space
     logits: Reused = field(default_factory=Reused)  # the memory of a pass's logits, unless they are many
+    mapped: list[np.ndarray] = field(default_factory=list)  # matrices that move_layer has yet to move, the first one last
+    pages: LargePages = field(default_factory=LargePages)
+    moved: list[np.ndarray] = field(default_factory=list)  # what it has moved
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -105,6 +109,31 @@ class Weights:
             array = by_address[weight.address]
             tensors[name] = array if is_packed(weight.form) else array[:, :weight.columns]
         return tensors
+
+
+def may_move(w: Weights, mappings: Iterable[mmap.mmap]) -> None:
+    """Lets move_layer move the matrices of mapped files, if the memory has room for three times as much."""
+    starts = [(np.frombuffer(each, np.uint8).ctypes.data, len(each)) for each in mappings]
+    records = [each for each in [*w.layers.head, *w.layers.matrices.reshape(-1)]
+               if any(start <= each.address < start + size for start, size in starts)]
+    if available_memory() >= 3 * sum(int(each.rows * each.stride) for each in records):
+        w.mapped = records[::-1]
+
+
+def move_layer(w: Weights) -> None:
+    """Moves the next layer's matrices from a mapped file into large pages of memory, which are read faster.
+
+    A pass for a few tokens does so, as long as there are any: no answer begins later for it.
+    """
+    for _ in range(len(LINEAR)):
+        with contextlib.suppress(IndexError):  # another thread may have taken the last one
+            weight = w.mapped.pop()
+            size = int(weight.rows * weight.stride)
+            copy = w.pages.take((-(-size // 64), 64))
+            ctypes.memmove(copy.ctypes.data, int(weight.address), size)
+            w.moved.append(copy)
+            before, weight.address = int(weight.address), copy.ctypes.data
+            let_go(before, size)
 
 
 def formats_in(*tables: np.ndarray) -> tuple[int, ...]:
@@ -188,7 +217,7 @@ def build_layers(config: Config, matrices: dict[str, np.ndarray], vectors: dict[
             some = [matrices[name][0].form for name in names]
             forms[i, j] = min(some), max(some)
     return Layers(**found, **norm_fields(vectors, config), **state_fields(vectors, config), forms=forms,
-                  head=matrices.get("lm_head.weight", matrices["model.embed_tokens.weight"]),
+                  head=matrices.get("lm_head.weight", matrices["model.embed_tokens.weight"]).copy(),
                   eps=np.array([config.rms_norm_eps]),
                   routing=np.array([(config.norm_topk_prob, n_experts > config.num_experts)], ROUTING))
 

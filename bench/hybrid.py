@@ -7,7 +7,6 @@ bytes. The second turn comes after a first one of 8,000 tokens: this engine goes
 state can't be cut back to the end of the question, reads all of it again. The text goes to bench/HYBRID.md.
 """
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -37,7 +36,7 @@ def make_model(path: Path, **changes: Any) -> Path:
 def decode_after(engine: Any, context: list[int]) -> float:
     """Tokens per second after a context, which is read first: a state can't be cut back."""
     engine.read_prompt(context)
-    return 1 / median(seconds(lambda: engine.run([token])) for token in context[:STEPS])
+    return engine.decode_speed(len(context), context[:STEPS])
 
 
 def second_turn(engine: Any, first: list[int], question: list[int]) -> float:

@@ -2,10 +2,9 @@
 
     python bench/moe.py                  4 layers of Qwen3-30B-A3B at full width; 15 GB of memory and of disk
 
-Random weights; the two engines of a format are in memory together. The tokens are all different, so they choose
-different experts. The choice of experts counts: the output of attention is much alike for all tokens. With weights of
-equal spread it soon outweighs the embedding, and all tokens choose the same few experts. So the embedding is made large
-and o_proj small; then 512 tokens choose nearly all experts of each layer. The text goes to bench/MOE.md.
+Random weights; the two engines of a format are in memory together. The output of attention, much alike for all tokens,
+must not outweigh the embedding, or all choose the same few experts: so the embedding is made large and o_proj small,
+and 512 different tokens choose nearly all experts of each layer. The text goes to bench/MOE.md.
 """
 from functools import partial
 from typing import Any
@@ -44,11 +43,8 @@ def token_bytes(config: Any, name: str) -> float:
 
 def first_tokens(engine: Any, ids: list[int]) -> list[int]:
     """The most likely token after each prompt."""
-    first = []
-    for prompt in np.reshape(ids[:N_PROMPTS * CONTEXT], (N_PROMPTS, CONTEXT)).tolist():
-        engine.truncate(0)
-        first.append(int(engine.run(prompt)[0].argmax()))
-    return first
+    prompts = np.reshape(ids[:N_PROMPTS * CONTEXT], (N_PROMPTS, CONTEXT)).tolist()
+    return [engine.truncate(0) or int(engine.run(prompt)[0].argmax()) for prompt in prompts]
 
 
 def main() -> None:

@@ -188,10 +188,8 @@ class AnswerEngine:
 
 
 class OpenVinoEngine(AnswerEngine):
-    """OpenVINO GenAI with its defaults, timed by itself.
+    """OpenVINO GenAI with its defaults, timed by itself; held to AVX2, with those of such a CPU, or it would fail."""
 
-    Held to AVX2, it has the defaults of such a CPU: otherwise it asks oneDNN for products that need AVX-512, and fails.
-    """
     def __init__(self, folder: Path, threads: int):
         import openvino
         import openvino_genai
@@ -223,10 +221,9 @@ class CTranslate2Engine(AnswerEngine):
 
 
 class IkEngine:
-    """ik_llama.cpp by its program llama-bench: a process for each measurement, which draws the tokens itself.
+    """ik_llama.cpp by its llama-bench, a process for each measurement. It repacks weights if that is faster.
 
-    Weights are repacked when they are loaded if that makes a short prompt, or decoding, faster. Flash attention, its
-    default, made prompts faster and decoding no slower.
+    Flash attention, its default, makes prompts faster and decoding no slower.
     """
     def __init__(self, program: Path, gguf: Path, threads: int):
         if not program.exists():

@@ -12,7 +12,7 @@ tokens.
 import argparse
 import random
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -59,15 +59,11 @@ def all_logits(engine: Any, ids: Sequence[int], step: int) -> np.ndarray:
     return np.concatenate([engine.run(ids[i:i + step], True).copy() for i in range(0, len(ids), step)])
 
 
-def start(name: str, path: Path, folder: Path, threads: int, _repack: bool) -> tuple[Any, Path]:
-    """(the engine of an entry, the model of its reference)."""
-    return open_engine(name, path, folder, threads, LONGEST, repack=False), path
-
-
-def start_file(name: str, path: Path, folder: Path, threads: int, _repack: bool) -> tuple[Any, Path]:
-    """(the fast engine with the GGUF file of an entry, this file)."""
-    file = peer_file(path, folder, name)
-    return NumbaEngine(file, None, threads, LONGEST), file
+def start(name: str, path: Path, folder: Path, threads: int, files: bool, _repack: bool) -> tuple[Any, Path]:
+    """(the engine of an entry, or the fast engine with the GGUF file of an entry; the model of its reference)."""
+    file = peer_file(path, folder, name) if files else path
+    return (NumbaEngine(file, None, threads, LONGEST) if files else
+            open_engine(name, path, folder, threads, LONGEST, repack=False)), file
 
 
 def errors(started: tuple[Any, Path], texts: Sequence[Sequence[int]]) -> dict[str, list[float]]:
@@ -85,13 +81,13 @@ def errors(started: tuple[Any, Path], texts: Sequence[Sequence[int]]) -> dict[st
 
 
 def compare(args: argparse.Namespace, title: str, names: Sequence[str], texts: Sequence[Sequence[int]],
-            begin: Callable = start) -> None:
+            files: bool = False) -> None:
     """Prints `errors` of each engine that is installed and doesn't crash; each has a process of its own."""
     with Bench(args) as bench:
         for name in names:
-            bench.open(name, begin, check=partial(errors, texts=texts))
+            bench.open(name, start, files, check=partial(errors, texts=texts))
             bench.close(*bench.workers)
-        rows = [["this engine" if begin is start_file else ENTRIES[name].engine, ENTRIES[name].format, way,
+        rows = [["this engine" if files else ENTRIES[name].engine, ENTRIES[name].format, way,
                  f"{values[0]:.1f}", *(f"{value:.2e}" for value in values[1:])]
                 for name, found in bench.checked.items() for way, values in found.items()]
     print(*table([title, "format", "tokens go in", "MB", "mean KL divergence", "error of the logits, mean", "largest"],
@@ -112,7 +108,7 @@ def main() -> None:
     if "random" in args.only:
         compare(args, f"{title}, {len(ids)} tokens", args.engines, [ids])
     if "files" in args.only:
-        compare(args, f"GGUF, {title}, {len(ids)} tokens", FILES, [ids], start_file)
+        compare(args, f"GGUF, {title}, {len(ids)} tokens", FILES, [ids], True)
 
 
 if __name__ == "__main__":

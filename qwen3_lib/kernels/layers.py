@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from qwen3_lib.kernels import fields
-from qwen3_lib.kernels.cpu import LONG, PAIRS
+from qwen3_lib.kernels.cpu import LONG, PAIRS, WIDENED
 from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add,
                                           float_of, floats_at, fused, half_from_float, pack_groups, round_groups,
@@ -181,14 +181,14 @@ def linear(products, w, x, packed, out, column, start, end, own):
         for first in range(start, end, strip):
             float_strip(products, w, x, out[:, column + first:], first, min(strip, end - first), own)
         return
-    how, tiles = tiling(products[PRODUCT, w.form], n, PROMPT)
+    how, tiles = tiling(products[PRODUCT, w.form], n, WIDENED)
     functions, width = products[PRODUCT, w.form, how], up_to(w.columns, 2 * GROUP)
-    widens = products[WIDENS, w.form, TOGETHER].address[1] if n >= PROMPT else 0
+    widens = products[WIDENS, w.form, TOGETHER].address[1] if how == REARRANGED else 0
     for first in range(start, end, PANEL):
         block, ahead = w.address + first // PANEL * w.stride, w.stride if first + PANEL < end else 0
         if widens:
             call_at(widens, (block, width, own.ctypes.data))
-            block = own.ctypes.data
+            block, ahead = own.ctypes.data, block + ahead - own.ctypes.data
         for tile in range(tiles):
             t, next_ = n * tile // tiles, n * (tile + 1) // tiles
             call_at(functions.address[next_ - t], (block, packed[t].ctypes.data, packed.strides[0], width,

@@ -9,7 +9,7 @@ import numpy as np
 
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, code_place, read_code
-from qwen3_lib.kernels.cpu import AVX512, LONG, PATH
+from qwen3_lib.kernels.cpu import AVX512, LONG, PATH, WIDENED
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
                                       TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENS, is_packed)
 from qwen3_lib.kernels.objects import compile_product
@@ -27,18 +27,18 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
     [PRODUCT, format, TOGETHER] multiplies all vectors at once with rows of a format, [.., IN_PARTS] parts of them;
     likewise [KEYS, ..] for attention, and [VALUES, format, TOGETHER] of weighted_rows.
     [WIDENS, format, TOGETHER], for one block, makes a block of a format its widened_form, or spreads it (AVX2), which
-    [PRODUCT, format, REARRANGED] multiplies with PROMPT vectors or more; its address is 0 where that's not needed.
+    [PRODUCT, format, REARRANGED] multiplies with WIDENED vectors or more; its address is 0 where that's not needed.
     [TRANSPOSES, format, TOGETHER] transposes keys, which [KEYS, format, REARRANGED] multiplies with TRANSPOSED queries
     or more, and weights for [PRODUCT, format, REARRANGED]. Without AVX-512, [TRANSPOSES, format, IN_PARTS] pairs the
     values for [VALUES, format, REARRANGED].
     """
     table = np.zeros((5, len(FORMATS), 3), FUNCTIONS)
     for form, n in needs:
-        if n >= PROMPT and (wide := widened_form(form)) != form:
+        if n >= WIDENED and (wide := widened_form(form)) != form:
             way = way_of(wide, MANY)
             table[WIDENS, form, TOGETHER].address[1] = function("widened", form, 1, way)
             fill(table[PRODUCT, form, REARRANGED], way.vectors, "packed_product", wide, n, lambda _, way=way: way)
-        elif n >= PROMPT and is_packed(form) and PATH == DOTS:
+        elif n >= WIDENED and is_packed(form) and PATH == DOTS:
             table[WIDENS, form, TOGETHER].address[1] = function("spread", form, 1, SPREAD_WAY)
             fill(table[PRODUCT, form, REARRANGED], SPREAD_WAY.vectors, "spread_product", form, n, lambda _: SPREAD_WAY)
         elif n >= LONG and form in TRANSPOSABLE:
@@ -101,8 +101,7 @@ def function(kind: str, form: int, n: int, way: Way) -> int:
 
 def any_number(form: int, most: int) -> Needs:
     """What is needed for any number of vectors up to the most: larger ones than here need no other functions."""
-    some = {*range(1, 2 * VECTORS + 1), PROMPT, PROMPT + 1, LONG, LONG + 1}
-    return tuple((form, n) for n in sorted(some) if n <= most)
+    return tuple((form, n) for n in (*range(1, PROMPT + 2), LONG, LONG + 1) if n <= most)
 
 
 def compile_all() -> Path:

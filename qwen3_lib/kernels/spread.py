@@ -9,13 +9,13 @@ import itertools
 from typing import Any
 
 from qwen3_lib.kernels.cpu import BYTE_OFFSET, PATH
-from qwen3_lib.kernels.layout import FORMATS, GROUP, PANEL
+from qwen3_lib.kernels.layout import FORMATS, GROUP, PANEL, unit_size
 from qwen3_lib.kernels.vectors import (FLOAT, I8, I16, I32, I64, PackedVector, Way, at, dot_bytes, fma, half_bytes,
-                                       hidden, load, loop, minus_zero, scales_of, splat, store, unit_of, variable,
+                                       hidden, load, loop, minus_zero, prefetch, scales_of, splat, store, unit_of, variable,
                                        vector, widened, zero_sums)
 
 DOTS = PATH if PATH == "vnni" else "avx2"
-SPREAD_WAY = Way(2, 6 if DOTS == "vnni" else 4, 0)  # two registers of 8 rows
+SPREAD_WAY = Way(2, 6 if DOTS == "vnni" else 4, 2)  # two registers of 8 rows
 STREAMS = 2
 LINE, REGISTER = 64, 32  # bytes; a line has four of each of a stream's 16 rows
 
@@ -72,7 +72,10 @@ def write_spread(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) 
 
 def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
                          out_stride: Any, ahead: Any, turn: Any, turns: Any) -> None:
-    """write_packed_product of a block that write_spread has spread: the same sums."""
+    """write_packed_product of a block that write_spread has spread: the same sums.
+
+    Meanwhile the packed block that starts `ahead` bytes after w is fetched: products of the same block take `turns`.
+    """
     format_, size, lanes, columns = FORMATS[form], spread_size(form), REGISTER // 4, FORMATS[form].group // 4
     vectors = [PackedVector(at(b, x, (x_stride, t))) for t in range(n_vectors)]
     keys, signed = list(itertools.product(range(n_vectors), range(way.rows))), is_signed(form)
@@ -118,11 +121,19 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
 
     parts, groups = GROUP // format_.group, b.sdiv(n, I64(GROUP))
 
+    fetched = int(unit_size(form)) * GROUP // (format_.group * format_.halves)  # bytes of 32 columns
+
     def stream(i: Any) -> None:
         start, sums = at(b, w, (b.mul(i, groups), parts * size)), zero_sums(b, keys, lanes)
-        loop(b, groups, lambda packed: [
-            add_group(packed, format_.group * j, at(b, start, (packed, parts * size), size * j), sums)
-            for j in range(parts)])
+
+        def step(packed: Any) -> None:
+            with b.if_then(b.icmp_signed("==", b.urem(packed, turns), turn)):
+                place = at(b, w, ahead, (packed, fetched), (i, fetched // STREAMS))
+                prefetch(b, place, range(0, fetched // STREAMS, LINE), way.prefetches)
+            for j in range(parts):
+                add_group(packed, format_.group * j, at(b, start, (packed, parts * size), size * j), sums)
+
+        loop(b, groups, step)
         for (t, r), sum_ in sums.items():
             store(b, b.load(sum_), at(b, out, (out_stride, t), (i, LINE), REGISTER * r))
 

@@ -73,6 +73,8 @@ class NumbaEngine(Engine):
         self.model = qwen3_numba.load_model(path, form, threads, tokenizer=False, activations=activations)
         self.cache = self.model.engine.new_cache(self.model.config, capacity)
         self.weight_bytes = sum(array.nbytes for array in self.model.weights.arrays)
+        while self.model.weights.mapped:  # the first tokens of an answer move matrices into large pages
+            self.run([0])
 
     def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:
         return self.forward(self.model, ids, self.cache, all_logits).reshape(-1, self.model.config.vocab_size)

@@ -73,7 +73,10 @@ class NumbaEngine(Engine):
         self.model = qwen3_numba.load_model(path, form, threads, tokenizer=False, activations=activations)
         self.cache = self.model.engine.new_cache(self.model.config, capacity)
         self.weight_bytes = sum(array.nbytes for array in self.model.weights.arrays)
-        while self.model.weights.mapped:  # the first tokens of an answer move matrices into large pages
+
+    def settle(self) -> None:
+        """The first tokens of an answer move matrices into large pages."""
+        while self.model.weights.mapped:
             self.run([0])
 
     def run(self, ids: Sequence[int], all_logits: bool = False) -> np.ndarray:

@@ -16,6 +16,7 @@ from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.kernels import weights
 from qwen3_lib.kernels.layout import INT8
+from qwen3_lib.kernels.memory import LargePages
 from test_qwen3_moe import MOE
 import qwen3_numba as fast
 
@@ -48,12 +49,18 @@ def test_logits(name, tmp_path):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="weights move on Linux alone")
 @pytest.mark.parametrize("config", [BASE, HYBRID])
-@pytest.mark.parametrize("moves", [True, False])
-def test_matrices_move_out_of_a_mapped_file(config, moves, tmp_path, monkeypatch):
+@pytest.mark.parametrize("room", ["three times as much", "none", "a limit of the process"])
+def test_matrices_move_out_of_a_mapped_file(config, room, tmp_path, monkeypatch):
     """Where memory has room for three times as much: then the file's matrices may change, and no bit of logits does."""
+    def fails(*_):
+        raise MemoryError
+
+    moves = room == "three times as much"
     path, ids = make_random_model(config, tmp_path, "bfloat16"), np.arange(30)
     expected, file = logits_of(fast.load_model(path), ids), path / "model.safetensors"
-    monkeypatch.setattr(weights, "available_memory", lambda: 3 * moves * file.stat().st_size)
+    monkeypatch.setattr(weights, "available_memory", lambda: 3 * (room != "none") * file.stat().st_size)
+    if room == "a limit of the process":
+        monkeypatch.setattr(LargePages, "take", fails)
     model = fast.load_model(path)
     cache = model.engine.new_cache(model.config)
     found = [fast.forward(model, ids[i:i + 1], cache) for i in range(20)]

@@ -125,11 +125,15 @@ def move_layer(w: Weights) -> None:
 
     A pass for a few tokens does so, as long as there are any: no answer begins later for it.
     """
-    for _ in range(len(LINEAR)):
-        with contextlib.suppress(IndexError):  # another thread may have taken the last one
+    with contextlib.suppress(IndexError):  # another thread may have taken the last one
+        for _ in range(len(LINEAR)):
             weight = w.mapped.pop()
             size = int(weight.rows * weight.stride)
-            copy = w.pages.take((-(-size // 64), 64))
+            try:
+                copy = w.pages.take((-(-size // 64), 64))
+            except MemoryError:  # a limit of this process: the matrices stay where they are
+                w.mapped.clear()
+                return
             ctypes.memmove(copy.ctypes.data, int(weight.address), size)
             w.moved.append(copy)
             before, weight.address = int(weight.address), copy.ctypes.data

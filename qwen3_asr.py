@@ -83,7 +83,7 @@ FIXED = {"activation_function": "gelu", "scale_embedding": False, "n_window": 50
 RATE = 16_000  # samples in a second
 FRAME, HOP = 400, 160  # samples of a frame, and from one frame to the next: 25 and 10 ms
 SHORTEST = 8_000  # samples: shorter sounds are followed by silence
-CHUNK_FRAMES = 100
+CHUNK_FRAMES = 100  # that the convolutions take at a time: one second
 
 
 def mel_filters(n_mels: int) -> np.ndarray:

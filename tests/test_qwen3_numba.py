@@ -1,6 +1,8 @@
 """The fast engine against qwen3.py, in all formats; its command line."""
 import re
 import sys
+import threading
+import time
 
 import numpy as np
 import pytest
@@ -76,6 +78,34 @@ def test_matrices_move_out_of_a_mapped_file(config, room, tmp_path, monkeypatch)
     found += [fast.forward(model, ids[i:i + 1], cache) for i in range(20, 30)]
     np.testing.assert_array_equal(found[:20], expected[:20])
     assert np.array_equal(found[20:], expected[20:]) == moves
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="weights move on Linux alone")
+def test_one_thread_at_a_time_moves_matrices(tmp_path, monkeypatch):
+    """Else two matrices could get the same memory."""
+    inside, most, take = [], [], LargePages.take
+
+    def slow(pages, shape):
+        inside.append(shape)
+        most.append(len(inside))
+        time.sleep(0.002)
+        inside.pop()
+        return take(pages, shape)
+
+    monkeypatch.setattr(weights, "available_memory", lambda: 2**40)
+    monkeypatch.setattr(LargePages, "take", slow)
+    w = fast.load_model(make_random_model(BASE, tmp_path, "bfloat16")).weights
+
+    def move_all():
+        while w.mapped:
+            weights.move_layer(w)
+
+    threads = [threading.Thread(target=move_all) for _ in range(4)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert most and max(most) == 1 and not w.mapped
 
 
 @pytest.mark.parametrize("odd", ["model.embed_tokens.weight", "model.layers.1.self_attn.k_proj.weight",

@@ -44,8 +44,7 @@ from qwen3_lib.kernels.objects import compile_layers  # noqa: E402
 
 KERNELS = Path(__file__).resolve().parent
 SOURCES = ("attention.py", "compile.py", "cpu.py", "delta.py", "experts.py", "fields.py", "intrinsics.py", "layers.py",
-           "layout.py", "objects.py", "quantize.py", "spread.py", "translate.py",
-           "vectors.py")
+           "layout.py", "objects.py", "quantize.py", "spread.py", "translate.py", "vectors.py")
 Kernel = Callable[[np.ndarray, int], None]  # takes its record, int64, and a number; see layers.py and quantize.py
 
 

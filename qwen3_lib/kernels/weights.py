@@ -56,6 +56,7 @@ class Weights:
     mapped: list[np.ndarray] = field(default_factory=list)  # matrices that move_layer has yet to move, the first one last
     pages: LargePages = field(default_factory=LargePages)
     moved: list[np.ndarray] = field(default_factory=list)  # what it has moved
+    moving: Any = field(default_factory=threading.Lock)
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -125,8 +126,10 @@ def move_layer(w: Weights) -> None:
 
     A pass for a few tokens does so, as long as there are any: no answer begins later for it.
     """
-    with contextlib.suppress(IndexError):  # another thread may have taken the last one
-        for _ in range(len(LINEAR)):
+    if not w.mapped or not w.moving.acquire(blocking=False):  # nothing is left, or another thread is at it
+        return
+    try:
+        for _ in range(min(len(LINEAR), len(w.mapped))):
             weight = w.mapped.pop()
             size = int(weight.rows * weight.stride)
             try:
@@ -138,6 +141,8 @@ def move_layer(w: Weights) -> None:
             w.moved.append(copy)
             before, weight.address = int(weight.address), copy.ctypes.data
             let_go(before, size)
+    finally:
+        w.moving.release()
 
 
 def formats_in(*tables: np.ndarray) -> tuple[int, ...]:

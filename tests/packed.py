@@ -14,8 +14,8 @@ from qwen3_5 import HybridConfig
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import Blocks, PackedTensor
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, ROUNDED,
-                                      WEIGHT, address_table, is_packed, packed_shape, padded)
+from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, PAIRS_BYTES, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K,
+                                      ROUNDED, WEIGHT, address_table, is_packed, packed_shape, padded)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer, matrix_rows
 
@@ -26,15 +26,29 @@ MOST = {Q5_1: 31, Q4_1: 15, Q6_K: 63, Q5_K: 31, Q4_K: 15}
 OF_GGUF = (Q6_K, Q5_K, Q4_K)
 
 
-GROUPS = np.dtype([("bytes", "i1", 32), ("scale", "f4"), ("total", "i4"), ("first", "i4"), ("minus", "i4")])
+SUMS = [("scale", "f4"), ("total", "i4"), ("first", "i4"), ("less", "i4")]
+GROUP, PAIRS = np.dtype([("bytes", "i1", 32), *SUMS]), np.dtype([("odd", "i2", 16), ("even", "i2", 16), *SUMS])
 
 
 def packed_vectors(whole: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """Bytes [n, groups, 32] with their scales [n, groups] as packed vectors: see layout.py."""
-    found, sums = np.zeros(scales.shape, GROUPS), whole.sum(-1, dtype=np.int32)
-    found["bytes"], found["scale"], found["total"], found["minus"] = whole, scales, sums, -128 * sums
+    found, sums = np.zeros(scales.shape, GROUP), whole.sum(-1, dtype=np.int32)
+    found["bytes"], found["scale"], found["total"], found["less"] = whole, scales, sums, -128 * sums
     found["first"] = whole[..., :16].sum(-1, dtype=np.int32)
-    return found.view(np.uint8)
+    if not PAIRS_BYTES:
+        return found.view(np.uint8)
+    pairs = np.zeros(scales.shape, PAIRS)
+    for name in ("scale", "total", "first"):
+        pairs[name] = found[name]
+    pairs["odd"], pairs["even"] = whole[..., 1::2], whole[..., ::2]
+    pairs["less"] = -(whole[..., 1::2] * whole[..., ::2].astype(np.int32)).sum(-1)
+    return np.concatenate([found.view(np.uint8), pairs.view(np.uint8)], axis=-1)
+
+
+def groups_of(packed: np.ndarray) -> np.ndarray:
+    """The groups of packed vectors, without those of 16 bits that may follow."""
+    n = packed.shape[-1] // (GROUP.itemsize + PAIRS_BYTES)
+    return packed[..., :n * GROUP.itemsize].view(GROUP)
 
 
 class FromPython:

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from packed import FORMATS, GROUPS, FromPython, packed_vectors, reference, stored, to_bf16, unpacked
+from packed import FORMATS, FromPython, groups_of, packed_vectors, reference, stored, to_bf16, unpacked
 from qwen3_lib.kernels import layers, quantize
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.cpu import PAIRS
@@ -45,7 +45,7 @@ def multiplied(weight, xs):
         factors = factors.reshape(n, -1, 2, 16).swapaxes(2, 3).reshape(n, width)  # even_first
     np.testing.assert_allclose(factors[:, :d], qwen3.rms_norm(xs, ones, 0), rtol=1e-5 + (weight.form == ROUNDED) / 256)
     if weight.form >= INT8:  # the vector is rounded to 8 bits, too: compare with what it was rounded to
-        groups = packed.view(GROUPS)
+        groups = groups_of(packed)
         rounded = groups["bytes"] * groups["scale"][..., None]
         assert (abs(rounded - factors.reshape(n, -1, 32)) <= groups["scale"][..., None]).all()
         factors = rounded.reshape(n, width)
@@ -116,7 +116,7 @@ def test_vectors_of_any_size_are_packed(size):
     x = np.random.default_rng(0).uniform(0.5, 1, 64).astype(np.float32) * np.float32(size)
     packed = np.empty(vector_size(64), np.uint8)
     kernels.ready(x, 64, INT8, packed, 0, 64)
-    groups = packed.view(GROUPS)
+    groups = groups_of(packed)
     np.testing.assert_array_equal(packed_vectors(groups["bytes"], groups["scale"]), packed)
     found = (groups["bytes"] * groups["scale"][:, None]).ravel()
     np.testing.assert_allclose(found, x, atol=size / 200 + SMALLEST_NUMBER, rtol=0)
@@ -247,7 +247,7 @@ def test_what_lies_behind_a_vector_is_not_packed(n, rest):
     kernels.ready(x, n, INT8, packed, 0, n)
     kernels.ready(clean, width, INT8, expected, 0, width)
     np.testing.assert_array_equal(packed, expected)
-    assert not packed.view(GROUPS)["bytes"].ravel()[n:].any()
+    assert not groups_of(packed)["bytes"].ravel()[n:].any()
 
 
 # ---- Rows of the cache -----------------------------------------------------------------------------------------------

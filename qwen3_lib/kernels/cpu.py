@@ -63,7 +63,6 @@ if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # a
     FEATURES = {name: on and not name.startswith(more) for name, on in FEATURES.items()}
 PAIRS = bool(FEATURES.get("avx512bf16"))  # whether one instruction multiplies and adds pairs of bf16
 AVX512 = bool(FEATURES.get("avx512f"))
-WIDENED = 5 if PATH in ("avx2", "vnni") else 64  # so many vectors pay for widening or spreading a packed block
 LONG = 256 if AVX512 else 64  # so many vectors pay for transposing rows of bf16
 SUMS = 24 if AVX512 else 6  # sums of 16 lanes that a CPU's registers hold, beside the factors
 

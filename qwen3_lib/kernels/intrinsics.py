@@ -14,9 +14,9 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import get_itemsize, make_array, populate_array
 
 from qwen3_lib.kernels.cpu import FEATURES, PAIRS
-from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, GROUP_BYTES, ROUND, TAKEN
+from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, GROUP_BYTES, PAIRS_BYTES, ROUND, TAKEN
 from qwen3_lib.kernels.vectors import (FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load, loop,
-                                       splat, store, totals, variable, vector, zero_sums)
+                                       odd_and_even, pair_sums, splat, store, totals, variable, vector, zero_sums)
 
 SMALLEST_NUMBER = 1e-21  # smaller ones count as zeros, so that their scale times a scale of weights keeps all digits
 
@@ -127,8 +127,11 @@ def to_bytes(context, x, n, out):
 
 
 @intrinsic
-def pack_groups(context, x, n, out, stride):
-    """Packs x float32 [n], n a multiple of 32, for packed weights, see layout.py: each group `stride` bytes further."""
+def pack_groups(context, x, n, out, stride, pairs, pairs_stride):
+    """Packs x float32 [n], n a multiple of 32, for packed weights, see layout.py: each group `stride` bytes further.
+
+    Their pairs, on a CPU that takes them, are written from the address `pairs` on.
+    """
     def codegen(context, b, signature, args):
         def group(i: Any) -> None:
             largest, whole = signed_bytes(b, load(b, at(b, args[0], (i, 4 * GROUP)), FLOAT, GROUP))
@@ -137,14 +140,22 @@ def pack_groups(context, x, n, out, stride):
                       for start in (0, n)]
             first, second = (call(b, f"llvm.vector.reduce.add.v{n}i32", I32, half) for half in halves)
             total = b.add(first, second)
-            for j, value in enumerate((scale_for(b, largest), total, first, b.mul(total, I32(-128)))):
-                store(b, value, at(b, here, GROUP + 4 * j))
-            store(b, b.trunc(whole, vector(I8, GROUP)), here)
+            numbers, scale = b.trunc(whole, vector(I8, GROUP)), scale_for(b, largest)
+            places = [(here, [numbers], b.mul(total, I32(-128)))]
+            if PAIRS_BYTES:
+                parts = odd_and_even(b, numbers)
+                products = call(b, "llvm.vector.reduce.add.v8i32", I32, pair_sums(b, *parts))
+                places.append((at(b, args[4], (i, args[5])), parts, b.neg(products)))
+            for place, parts, less in places:
+                for j, part in enumerate(parts):
+                    store(b, part, at(b, place, GROUP * j))
+                for j, value in enumerate((scale, total, first, less)):
+                    store(b, value, at(b, place, GROUP * len(parts) + 4 * j))
 
         loop(b, b.sdiv(args[1], I64(GROUP)), group)
         return context.get_dummy_value()
 
-    return types.void(types.int64, types.int64, types.int64, types.int64), codegen
+    return types.void(*[types.int64] * 6), codegen
 
 
 @intrinsic

@@ -14,15 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from qwen3_lib.kernels import fields
-from qwen3_lib.kernels.cpu import LONG, PAIRS, WIDENED
+from qwen3_lib.kernels.cpu import LONG, PAIRS
 from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add,
                                           float_of, floats_at, fused, half_from_float, pack_groups, round_groups,
                                           to_bytes, uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP_BYTES, IN_PARTS, KEYS,
-                                      KV8, OUT, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, SPREAD, STRIP, TOGETHER,
-                                      TRANSPOSED, TRANSPOSES, UP, VALUES, VECTORS, WHOLE, WIDENS, K, Q, V, is_packed,
-                                      padded, unit_size)
+                                      KV8, OUT, PAIRS_BYTES, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, SPREAD, STRIP,
+                                      TOGETHER, TRANSPOSED, TRANSPOSES, UP, VALUES, VECTORS, WHOLE, WIDENED, WIDENS, K,
+                                      Q, V, is_packed, padded, unit_size)
 
 # ---- The small steps of a layer --------------------------------------------------------------------------------------
 
@@ -160,7 +160,13 @@ def ready(x, n, form, packed, start, end):
     for_bf16(x[start:end], form)
     if form_is_packed(form):
         pack_groups(x.ctypes.data + 4 * start, end - start, packed.ctypes.data + start // GROUP * GROUP_BYTES,
-                    np.int64(GROUP_BYTES))
+                    np.int64(GROUP_BYTES), pairs_of(packed, n) + start // GROUP * PAIRS_BYTES, np.int64(PAIRS_BYTES))
+
+
+@compiled
+def pairs_of(packed, n):
+    """The address of the pairs of a packed vector of n numbers, which follow all groups."""
+    return packed.ctypes.data + up_to(n, 2 * GROUP) // GROUP * GROUP_BYTES
 
 
 # ---- linear: the namesake of qwen3.linear, for one vector or many ----------------------------------------------------
@@ -181,7 +187,7 @@ def linear(products, w, x, packed, out, column, start, end, own):
         for first in range(start, end, strip):
             float_strip(products, w, x, out[:, column + first:], first, min(strip, end - first), own)
         return
-    how, tiles = tiling(products[PRODUCT, w.form], n, WIDENED)
+    how, tiles = tiling(products[PRODUCT, w.form], n, WIDENED[w.form])
     functions, width = products[PRODUCT, w.form, how], up_to(w.columns, 2 * GROUP)
     widens = products[WIDENS, w.form, TOGETHER].address[1] if how == REARRANGED else 0
     for first in range(start, end, PANEL):
@@ -559,10 +565,11 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
             silu_times(floats_at(one, (n * PANEL,)), floats_at(two, (n * PANEL,)))
             left[:, gate.rows - first:] = 0
             place, stride = out_packed.ctypes.data + first // GROUP * GROUP_BYTES, out_packed.strides[0]
-            pack_groups(left.ctypes.data, left.size, place, stride)
+            pairs = pairs_of(out_packed, gate.rows) + first // GROUP * PAIRS_BYTES
+            pack_groups(left.ctypes.data, left.size, place, stride, pairs, stride)
             if first + PANEL >= up_to(gate.rows, PANEL) < up_to(gate.rows, 2 * GROUP):
                 left[:] = 0
-                pack_groups(left.ctypes.data, left.size, place + GROUP_BYTES, stride)
+                pack_groups(left.ctypes.data, left.size, place + GROUP_BYTES, stride, pairs + PAIRS_BYTES, stride)
         return
     linear(products, gate, x, packed, out, np.int64(0), start, end, own)
     linear(products, up, x, packed, other, np.int64(0), start, end, own)

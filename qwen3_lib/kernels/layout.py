@@ -34,13 +34,17 @@ refused. The formats with a Q are never made by rounding weights.
 
 The vector to multiply is packed likewise, a group of 32 after the other: signed bytes, their float32 scale, and three
 int32: the sum of the bytes, the sum of the first 16, and the sum times -128, because sum((w - zero) x) = sum(w x) -
-zero sum(x), and likewise with a minimum. A product adds whole numbers within a group, and floats in the order of the
-groups, however many vectors are multiplied together. A row of the KV cache is F32, F16, BF16 or KV8: n signed bytes,
-then a float16 scale for each group of 32.
+zero sum(x), and likewise with a minimum. With AVX2, behind all groups follow the same groups once more, for spread.py:
+their numbers as int16, first the odd ones, then the even ones, and the products of these two, instead of the bytes,
+added up times -1. A product adds whole numbers within a group, and floats in the order of the groups, however many
+vectors are multiplied together. A row of the KV cache is F32, F16, BF16 or KV8: n signed bytes, then a float16 scale
+for each group of 32.
 """
 from typing import Annotated, Any, NamedTuple
 
 import numpy as np
+
+from qwen3_lib.kernels.cpu import PATH
 
 
 class Format(NamedTuple):
@@ -75,6 +79,9 @@ HALVES, MORE, MINIMA, LEAST, MOST, GROUPS, SHARED, SCALE = (  # for kernels, by 
 
 GROUP, PANEL = 32, 32  # columns with one scale, in most formats; rows of a block
 GROUP_BYTES = GROUP + 16  # of a group of a packed vector
+PAIRS_BYTES = 2 * GROUP + 16 if PATH == "avx2" else 0  # of the same in 16 bits
+WIDENED = np.array([14 if PAIRS_BYTES and form == INT8 else 5 if PATH in ("avx2", "vnni") else 64
+                    for form in range(len(FORMATS))])  # so many vectors pay for widening or spreading a packed block
 SHARING = 256  # columns whose scales are multiplied by a common number
 SMALLEST, LARGEST = 1e-10, 2.0**18  # what the largest weight of a packed tensor may be
 BIAS = 80 << 23  # a scale's 16 bits, 13 places to the left, plus this: the bits of a float32
@@ -211,7 +218,7 @@ def address_table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
 
 def vector_size(width: int) -> int:
     """The bytes of a packed vector of `width` numbers, a multiple of 64."""
-    return width // GROUP * GROUP_BYTES
+    return width // GROUP * (GROUP_BYTES + PAIRS_BYTES)
 
 
 def padded(n: int, step: int) -> int:

@@ -9,9 +9,10 @@ import numpy as np
 
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, code_place, read_code
-from qwen3_lib.kernels.cpu import AVX512, LONG, PATH, WIDENED
+from qwen3_lib.kernels.cpu import AVX512, LONG, PATH
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
-                                      TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENS, is_packed)
+                                      TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENED, WIDENS,
+                                      is_packed)
 from qwen3_lib.kernels.objects import compile_product
 from qwen3_lib.kernels.spread import DOTS, SPREAD_WAY
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
@@ -34,11 +35,11 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
     """
     table = np.zeros((5, len(FORMATS), 3), FUNCTIONS)
     for form, n in needs:
-        if n >= WIDENED and (wide := widened_form(form)) != form:
+        if n >= WIDENED[form] and (wide := widened_form(form)) != form:
             way = way_of(wide, MANY)
             table[WIDENS, form, TOGETHER].address[1] = function("widened", form, 1, way)
             fill(table[PRODUCT, form, REARRANGED], way.vectors, "packed_product", wide, n, lambda _, way=way: way)
-        elif n >= WIDENED and is_packed(form) and PATH == DOTS:
+        elif n >= WIDENED[form] and is_packed(form) and PATH == DOTS:
             table[WIDENS, form, TOGETHER].address[1] = function("spread", form, 1, SPREAD_WAY)
             fill(table[PRODUCT, form, REARRANGED], SPREAD_WAY.vectors, "spread_product", form, n, lambda _: SPREAD_WAY)
         elif n >= LONG and form in TRANSPOSABLE:

@@ -2,17 +2,25 @@
 
 A block's weights are spread once for all vectors, into two streams of 16 rows each, group after group: the scales as
 float32 [16 rows], then the zeros times -1 or the minima, where a format has them for each group, then a byte for each
-weight, [group / 4, 16 rows, 4 columns]; with AVX2, those of INT8 are signed. So a core reads each stream as it lies, and unpacks
-nothing.
+weight, [group / 4, 16 rows, 4 columns]. So a core reads each stream as it lies, and unpacks nothing.
+
+AVX2 has no exact products of two signed bytes. So INT8 becomes int16, and half of the multiplications become additions:
+    w0 x0 + w1 x1 = (x0 + w1) (x1 + w0) - w0 w1 - x0 x1
+(S. Winograd, A New Algorithm for Inner Product, IEEE Transactions on Computers C-17, 1968). The last two products are
+added up beforehand: those of weights for each group and row, those of a vector for each of its groups. Four columns of
+16 rows are stored as [2: the odd ones, the even ones; 16 rows; 2].
 """
 import itertools
+from collections.abc import Collection
 from typing import Any
 
+from llvmlite import ir
+
 from qwen3_lib.kernels.cpu import BYTE_OFFSET, PATH
-from qwen3_lib.kernels.layout import FORMATS, GROUP, PANEL, unit_size
-from qwen3_lib.kernels.vectors import (FLOAT, I8, I16, I32, I64, PackedVector, Way, at, dot_bytes, fma, half_bytes,
-                                       hidden, load, loop, minus_zero, prefetch, scales_of, splat, store, unit_of, variable,
-                                       vector, widened, zero_sums)
+from qwen3_lib.kernels.layout import FORMATS, GROUP, GROUP_BYTES, PANEL, unit_size
+from qwen3_lib.kernels.vectors import (FLOAT, I8, I16, I32, I64, PackedVector, Way, at, broadcast, dot_bytes, fma,
+                                       half_bytes, load, loop, minus_zero, odd_and_even, pair_sums, prefetch,
+                                       scales_of, splat, store, unit_of, variable, vector, widened, zero_sums)
 
 DOTS = PATH if PATH == "vnni" else "avx2"
 SPREAD_WAY = Way(2, 6 if DOTS == "vnni" else 4, 2)  # two registers of 8 rows
@@ -27,22 +35,29 @@ def has_zeros(form: int) -> bool:
 
 def numbers_start(form: int) -> int:
     """Where a group's numbers begin in a stream."""
-    return LINE * (1 + (has_zeros(form) or FORMATS[form].minima))
+    return LINE * (1 + (has_zeros(form) or FORMATS[form].minima or is_paired(form)))
 
 
 def spread_size(form: int) -> int:
     """The bytes of a group in a stream."""
-    return numbers_start(form) + LINE * FORMATS[form].group // 4
+    return numbers_start(form) + (1 + is_paired(form)) * LINE * FORMATS[form].group // 4
 
 
-def is_signed(form: int) -> bool:
-    """Whether a stream's bytes have a sign."""
+def is_paired(form: int) -> bool:
+    """Whether a stream has numbers of 16 bits, the odd columns apart from the even ones."""
     return DOTS == "avx2" and FORMATS[form].offset == BYTE_OFFSET
 
 
-def offset(b: Any, value: Any) -> Any:
-    """Unsigned bytes less 128 as signed ones, or the other way round."""
-    return b.xor(value, splat(I8, REGISTER, 0x80))
+def after(b: Any, variables: Collection[Any], *addresses: Any) -> list[Any]:
+    """The same addresses, as if they were computed from the variables: LLVM loads nothing from there too early."""
+    values = [*addresses, *map(b.load, variables)]
+    kinds = [value.type for value in values]
+    outputs = ["=r" if kind == I64 else "=x" for kind in kinds]
+    kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
+    all_ = b.asm(kind, "", ",".join([*outputs, *map(str, range(len(outputs)))]), values, True)
+    for i, variable_ in enumerate(variables, len(addresses)):
+        b.store(b.extract_value(all_, i), variable_)
+    return [b.extract_value(all_, i) for i in range(len(addresses))]
 
 
 def write_spread(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) -> None:
@@ -57,15 +72,21 @@ def write_spread(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) 
             piece = way.rows * stream + r
             scale, word, minima = scales_of(b, form, unit, half, piece, REGISTER // 4)
             store(b, scale, place)
-            if numbers > LINE:
+            if has_zeros(form) or format_.minima:
                 store(b, minus_zero(b, form, word) if minima is None else minima, at(b, place, LINE))
+            less = splat(I32, REGISTER // 4, 0)
             for k in range(format_.group // 4):
                 value = load(b, at(b, unit.bytes_, 4 * PANEL * k + REGISTER * piece), I8, REGISTER)
                 if format_.halves == 2:
                     value = half_bytes(b, form, value, half, unit.bits, k, piece)
-                elif is_signed(form):
-                    value = offset(b, value)
-                store(b, value, at(b, place, numbers + LINE * k))
+                values = [value]
+                if is_paired(form):
+                    values = odd_and_even(b, b.xor(value, splat(I8, REGISTER, BYTE_OFFSET)))
+                    less = b.sub(less, pair_sums(b, *values))
+                for j, part in enumerate(values, len(values) * k):
+                    store(b, part, at(b, place, numbers + LINE * j))
+            if is_paired(form):
+                store(b, less, at(b, place, LINE))
 
     loop(b, units, add_unit)
 
@@ -77,34 +98,51 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
     Meanwhile the packed block that starts `ahead` bytes after w is fetched: products of the same block take `turns`.
     """
     format_, size, lanes, columns = FORMATS[form], spread_size(form), REGISTER // 4, FORMATS[form].group // 4
-    vectors = [PackedVector(at(b, x, (x_stride, t))) for t in range(n_vectors)]
-    keys, signed = list(itertools.product(range(n_vectors), range(way.rows))), is_signed(form)
-    narrow, shifted = DOTS == "avx2" and not signed, DOTS == "vnni" and format_.offset == BYTE_OFFSET
+    keys, paired = list(itertools.product(range(n_vectors), range(way.rows))), is_paired(form)
+    narrow, shifted = DOTS == "avx2" and not paired, DOTS == "vnni" and format_.offset == BYTE_OFFSET
     steps = min(columns, (8, 4, 2)[format_.more]) if narrow else columns  # 16 bits hold 2 * 2 * 63 * 127
-    zero = splat(I16, 2 * lanes, 0) if narrow else splat(I32, lanes, 0)
+    zero, halves = splat(I16, 2 * lanes, 0) if narrow else splat(I32, lanes, 0), range(1 + paired)
+    parts, groups, numbers = GROUP // format_.group, b.sdiv(n, I64(GROUP)), GROUP * len(halves)
+    x = at(b, x, (groups, GROUP_BYTES)) if paired else x  # behind all groups
+    vectors = [PackedVector(at(b, x, (x_stride, t)), numbers) for t in range(n_vectors)]
 
     def add_group(packed: Any, byte: int, here: Any, sums: dict[tuple[int, int], Any]) -> None:
         """A group, whose factors begin at a byte of a group of the vectors."""
         running, wholes = ({key: variable(b, kind) for key in keys} for kind in (zero.type, vector(I32, lanes)))
+        place = at(b, here, numbers_start(form))
+        factors = at(b, x, (packed, numbers + 16), byte)
 
-        def four_columns(k: Any, first: bool) -> None:
-            place = at(b, here, numbers_start(form), (k, LINE))
-            parts = [load(b, at(b, place, REGISTER * r), I8, REGISTER) for r in range(way.rows)]
-            parts = [offset(b, part) for part in parts] if signed else parts  # `dot_bytes` takes it back at once
-            for t, vector_ in enumerate(vectors):
-                before = vector_.field(b, I32, packed, GROUP + 12, lanes) if shifted else zero
-                word = b.bitcast(vector_.field(b, I32, packed, at(b, I64(byte), (k, 4)), lanes), parts[0].type)
-                for r, part in enumerate(parts):
-                    sum_ = running[t, r]
-                    b.store(dot_bytes(b, DOTS, before if first else b.load(sum_), part, word, signed), sum_)
+        def first_sum(t: int, r: int) -> Any:
+            less = vectors[t].less(b, packed, lanes) if paired or shifted else zero
+            return b.add(less, load(b, at(b, here, LINE, REGISTER * r), I32, lanes)) if paired else less
 
-        for start in range(0, columns, steps):
-            four_columns(I64(start), True)
-            rest = I64(steps - 1) if steps == 2 else hidden(b, I64(steps - 1))  # else LLVM loads all words at once
-            loop(b, rest, lambda j, start=start: four_columns(at(b, I64(start + 1), j), False))
-            for key, sum_ in running.items():
-                whole = widened(b, b.load(sum_)) if narrow else b.load(sum_)
-                b.store(b.add(b.load(wholes[key]), whole) if start else whole, wholes[key])
+        def four_columns(k: int) -> None:
+            weights = [[load(b, at(b, place, LINE * (len(halves) * k + half), REGISTER * r), I8, REGISTER)
+                        for half in halves] for r in range(way.rows)]
+            for t in range(n_vectors):
+                words = [broadcast(b, load(b, at(b, factors, (x_stride, t), 4 * k + GROUP * half), I32), lanes)
+                         for half in halves]
+                for r in range(way.rows):
+                    b.store(sum_of(b.load(running[t, r]), weights[r], words), running[t, r])
+
+        def sum_of(sum_: Any, weights: list[Any], words: list[Any]) -> Any:
+            if not paired:
+                return dot_bytes(b, DOTS, sum_, *weights, b.bitcast(*words, weights[0].type), False)
+            kind = vector(I16, 2 * lanes)
+            (odd, even), (x_odd, x_even) = ([b.bitcast(value, kind) for value in two] for two in (weights, words))
+            return b.add(sum_, pair_sums(b, b.add(x_even, odd), b.add(x_odd, even)))
+
+        for k in range(columns):
+            if k % steps:
+                place, factors = after(b, running.values(), place, factors)
+            else:
+                for key, sum_ in running.items():
+                    b.store(first_sum(*key), sum_)
+            four_columns(k)
+            if (k + 1) % steps == 0:
+                for key, sum_ in running.items():
+                    whole = widened(b, b.load(sum_)) if narrow else b.load(sum_)
+                    b.store(b.add(b.load(wholes[key]), whole) if k >= steps else whole, wholes[key])
         for t, vector_ in enumerate(vectors):
             factor = vector_.factor(b, packed, lanes)
             total = b.sitofp(vector_.sum(b, packed, (byte, format_.group), lanes), factor.type)
@@ -118,8 +156,6 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
                 elif format_.offset != BYTE_OFFSET:
                     value = fma(b, splat(FLOAT, lanes, -format_.offset), total, value)
                 b.store(fma(b, value, b.fmul(scale, factor), sum_), sums[t, r])
-
-    parts, groups = GROUP // format_.group, b.sdiv(n, I64(GROUP))
 
     fetched = int(unit_size(form)) * GROUP // (format_.group * format_.halves)  # bytes of 32 columns
 

@@ -229,10 +229,21 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
     return b.add(sums, add_neighbours(b, add_neighbours(b, products)))
 
 
+def odd_and_even(b: Any, numbers: Any) -> tuple[Any, Any]:
+    """Signed bytes [2 n] as int16 [n]: the odd ones, and the even ones."""
+    pairs = b.bitcast(numbers, vector(I16, numbers.type.count // 2))
+    eight = splat(I16, pairs.type.count, 8)
+    return b.ashr(pairs, eight), b.ashr(b.shl(pairs, eight), eight)
+
+
+def pair_sums(b: Any, x: Any, y: Any) -> Any:
+    """The sums of the products of neighbours of int16 x and y [2 n], as int32 [n]."""
+    return call(b, "llvm.x86.avx2.pmadd.wd", vector(I32, x.type.count // 2), x, y)
+
+
 def widened(b: Any, sums: Any) -> Any:
     """The sums of neighbours of int16 [2 n] as int32 [n]."""
-    n = sums.type.count // 2
-    return call(b, "llvm.x86.avx2.pmadd.wd", vector(I32, n), sums, splat(I16, 2 * n, 1))
+    return pair_sums(b, sums, splat(I16, sums.type.count, 1))
 
 
 def two_parts(b: Any, form: int, row: Any, n: Any, column: Any) -> list[Any]:
@@ -379,17 +390,22 @@ def half_bytes(b: Any, form: int, value: Any, half: int, bits: Any, k: Any, piec
 class PackedVector(NamedTuple):
     """A packed vector at an address: see layout.py."""
     address: Any
+    numbers: int = GROUP  # bytes of a group's numbers
 
     def field(self, b: Any, kind: ir.Type, group: Any, offset: Any, lanes: int) -> Any:
         """A number of a group of 32, `lanes` times: LLVM loads and copies it in one instruction."""
-        return broadcast(b, load(b, at(b, self.address, (group, GROUP_BYTES), offset), kind), lanes)
+        return broadcast(b, load(b, at(b, self.address, (group, self.numbers + 16), offset), kind), lanes)
 
     def factor(self, b: Any, group: Any, lanes: int) -> Any:
-        return self.field(b, FLOAT, group, GROUP, lanes)
+        return self.field(b, FLOAT, group, self.numbers, lanes)
+
+    def less(self, b: Any, group: Any, lanes: int) -> Any:
+        """What sums of products begin with, int32."""
+        return self.field(b, I32, group, self.numbers + 12, lanes)
 
     def sum(self, b: Any, group: Any, part: tuple[int, int], lanes: int) -> Any:
         """The sum of bytes (first, number) of a group, int32: of all 32, or of the first or the second 16."""
-        total, first = (self.field(b, I32, group, GROUP + 4 * i, lanes) for i in (1, 2))
+        total, first = (self.field(b, I32, group, self.numbers + 4 * i, lanes) for i in (1, 2))
         return total if part[1] == GROUP else b.sub(total, first) if part[0] else first
 
 
@@ -443,7 +459,7 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
         for h in halves:
             first = splat(I32, lanes, 0)
             if offset == BYTE_OFFSET:
-                first = vector_.field(b, I32, places[h][0], GROUP + 12, lanes)
+                first = vector_.less(b, places[h][0], lanes)
             elif offset:
                 first = b.mul(vector_.sum(b, places[h][0], (places[h][1], group), lanes), splat(I32, lanes, -offset))
             for p in pieces:

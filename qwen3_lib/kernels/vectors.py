@@ -447,10 +447,10 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
     lanes, format_ = INT8_SHAPES[PATH].lanes, FORMATS[form]
     halves, group, more = range(format_.halves), format_.group, format_.more
     rolled = is_rolled(form, len(vectors)) or PATH == "avx2" and len(vectors) > 1 and more < 2
-    narrow = PATH == "avx2" and len(vectors) > 1 and len(halves) == 2
+    narrow = PATH == "avx2" and len(halves) == 2
     step = (8 if rolled else 4, 4, 2)[more]  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127, ..., 2 * 2 * 63 * 127
     if way.rows == PANEL // lanes and not rolled:  # the weights come from memory: read them in one go
-        step = 2
+        step = min(step, 4) if narrow else 2
     offset = format_.offset
     if offset == BYTE_OFFSET and PATH not in UNSIGNED:  # the other instructions subtract it themselves
         offset = 0

@@ -59,7 +59,7 @@ PATHS, WISH = int8_paths(FEATURES), os.environ.get("QWEN3_INT8_PATH")
 PATH = WISH if WISH in PATHS else PATHS[0]
 PATHS = PATHS[PATHS.index(PATH):]
 if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # as on a CPU without AVX-512
-    more = ("avx512", "avx10", *(("avxvnni",) if WISH != "vnni" else ()))
+    more = ("avx512", "avx10", *(("avxvnni", "gfni") if WISH != "vnni" else ()))
     FEATURES = {name: on and not name.startswith(more) for name, on in FEATURES.items()}
 PAIRS = bool(FEATURES.get("avx512bf16"))  # whether one instruction multiplies and adds pairs of bf16
 AVX512 = bool(FEATURES.get("avx512f"))

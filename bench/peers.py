@@ -320,6 +320,7 @@ def write_gguf(path: Path, file: Path, name: str, words: bool) -> None:
     if "_k" in name:
         return quantize_gguf(peer_file(path, file.parent, "llama-bf16"), file, ENTRIES[name].format)
     raw, keys = json.loads((path / "config.json").read_text()), files.tokenizer_keys(path)
+    raw = raw.get("text_config", raw)
     kind, n = raw["model_type"].removesuffix("_text").replace("_", ""), raw["vocab_size"]
     changes = {key: keys[key][:n] for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")} if words else \
         dict.fromkeys(keys) | {"tokenizer.ggml.model": "no_vocab"}

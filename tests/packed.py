@@ -234,6 +234,12 @@ def reference(data: np.ndarray, weight: np.record) -> np.ndarray:
     return values[:weight.rows, :weight.columns].astype(np.float32)
 
 
+def further_bits(further: np.ndarray, k: int, half: int, n: int) -> np.ndarray:
+    """The n bits of four columns [.., rows, 4], of [.., 2, rows, 4] bytes: those of two groups, then four columns later."""
+    place = n * (2 * k + half)
+    return (further[..., place // 8, :, :] >> np.uint8(place % 8) & np.uint8(2**n - 1)).astype(np.int32)
+
+
 def unpacked_of_gguf(data: np.ndarray, form: int) -> np.ndarray:
     """Weights in GGUF's forms as float32, padded: by 256 columns of 32 rows, by units of two groups."""
     kinds, size = (1, 16) if form == Q6_K else (2, 32)  # scales and perhaps minima; columns of a group
@@ -247,12 +253,9 @@ def unpacked_of_gguf(data: np.ndarray, form: int) -> np.ndarray:
     # [blocks, 256 columns, units, groups, 4 columns, rows, 4]
     weights = np.concatenate([weights & 15, weights >> 4], axis=3)
     further = units[..., -32 * size - 256:-32 * size]
-    if form == Q5_K:
-        bits = np.unpackbits(further, axis=-1, bitorder="little").reshape(*units.shape[:3], 8, 2, 32, 4)
-        weights += 16 * bits.astype(np.int32).swapaxes(3, 4)
-    for k, half in np.ndindex(4, 2) if form == Q6_K else ():
-        pairs = further.reshape(*units.shape[:3], 2, 32, 4)[..., k // 2, :, :] >> np.uint8(4 * (k % 2) + 2 * half)
-        weights[..., half, k, :, :] += 16 * (pairs & 3).astype(np.int32)
+    for k, half in np.ndindex(size // 4, 2) if form != Q4_K else ():
+        some = further_bits(further.reshape(*units.shape[:3], 2, 32, 4), k, half, 2 if form == Q6_K else 1)
+        weights[..., half, k, :, :] += 16 * some
     values = (weights - (32 if form == Q6_K else 0)).astype(np.float32) * scales[:, :, 0, :, :, None, :, None]
     if kinds == 2:
         values += scales[:, :, 1, :, :, None, :, None]
@@ -279,7 +282,8 @@ def unpacked(data: np.ndarray, form: int) -> tuple[np.ndarray, ...]:
     if form != INT8:
         values = np.concatenate([values & 15, values >> 4], axis=2)
     if form in FIVES:
-        bits = np.unpackbits(units[..., -1280:-1024], axis=-1, bitorder="little").reshape(len(data), -1, 8, 2, 32, 4)
-        values = values + 16 * bits.astype(np.int32).swapaxes(2, 3)
+        further = units[..., -1280:-1024].reshape(len(data), -1, 2, 32, 4)
+        for k, half in np.ndindex(8, 2):
+            values[:, :, half, k] += 16 * further_bits(further, k, half, 1)
     whole = values.reshape(len(data), -1, 8, 32, 4).transpose(0, 3, 1, 2, 4).reshape(32 * len(data), -1)
     return whole, *(x.transpose(0, 2, 1).reshape(len(whole), -1) for x in (scales, zeros, minima))

@@ -15,13 +15,13 @@ columns of all rows at a time, in the order of the instructions for bytes:
 
     INT8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
     INT4   half a byte each, w = scale * (half - zero): the lower halves are the first group, the upper ones the second
-    INT5   the same with 16 more for each set bit of [8, 2 groups, 32 rows, 4 columns]
+    INT5   the same with 16 more for each set bit; of [2, 32 rows, 4 columns] a byte's bits from the lowest on belong to
+           a first group, a second group, and to both groups four columns later, and so on
     Q4_1, Q5_1   the same, but w = scale * half + minimum
     Q4_0   the same, but w = scale * (half - 8)
     Q4_K, Q5_K   the same, with scales and minima of 8 bits, which are multiplied by numbers common to 256 columns:
            float16 [scales and minima, 32 rows], before the first of their units
-    Q6_K   likewise, w = scale * (number - 32); of [2, 32 rows, 4 columns] a byte's bits from the lowest on, two each,
-           belong to a first group, a second group, and to both groups four columns later
+    Q6_K   likewise, w = scale * (number - 32); two further bits for each number stand as one does in INT5
 
     WIDE, WIDE_M   a block of the formats with two groups in a unit, while many vectors are multiplied with it: bytes as
            in INT8, with float32 scales; w = scale * (byte - 128), or scale * byte + minimum

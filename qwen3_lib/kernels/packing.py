@@ -67,12 +67,10 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
     minima = of_row(units[..., ends[0]:ends[1]].copy().view(lowest)) if format_.minima else None
     bytes_, further = of_row(units[..., -weights:], 4), units[..., -weights - 256:-weights]
     q = bytes_[:, :, None] if halves == 1 else np.stack([bytes_ & 15, bytes_ >> 4], axis=2)  # [n, units, halves, 8, 4]
-    if format_.more == 1:
-        bits = of_row(np.unpackbits(further, axis=-1, bitorder="little"), 4)
-        q = q | bits.reshape(*q.shape[:2], 8, 2, 4).swapaxes(2, 3) << 4
-    if format_.more == 2:
-        shifts = np.array([0, 4, 2, 6], np.uint8).reshape(2, 1, 2, 1)  # of halves, of every second four columns
-        q = q | (of_row(further, 4)[:, :, None, :, None] >> shifts & 3).reshape(q.shape) << 4
+    if more := format_.more:
+        shifts = np.arange(0, 8, more, np.uint8).reshape(-1, 2).T.reshape(2, 1, -1, 1)  # of halves, of some four columns
+        bits = of_row(further, 4)[:, :, None, :, None] >> shifts & np.uint8(2**more - 1)
+        q = q | bits.reshape(q.shape) << 4
     if format_.shared:
         common = of_row(parts[..., :head].copy().view("f2")).astype(np.float32).repeat(format_.shared, axis=1)
         scales, minima = common[:, :, :1] * words, None if minima is None else common[:, :, 1:] * minima

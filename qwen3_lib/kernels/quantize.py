@@ -123,18 +123,13 @@ def pack_group(unit, half, form, group):
     for k in range(n):
         for r in range(PANEL):
             values[PANEL * k + r] |= (four(group, k, r) & mask) << np.uint32(4 * half)
-    if MORE[form] == 1:  # a bit each
+    if MORE[form]:
+        some, more = uint32s_at(further.ctypes.data, (len(further) // 4,)), MORE[form]
+        mask = np.uint32(0x01010101 * (2**more - 1))
         for k in range(n):
+            place, shift = PANEL * (more * k // 4), np.uint32(more * (2 * k + half) % 8)
             for r in range(PANEL):
-                bits = four(group, k, r) >> np.uint32(4) & np.uint32(0x01010101)
-                bits = (bits | bits >> np.uint32(7) | bits >> np.uint32(14) | bits >> np.uint32(21)) & np.uint32(15)
-                further[PANEL // 2 * (2 * k + half) + r // 2] |= np.uint8(bits << np.uint32(r % 2 * 4))
-    if MORE[form] == 2:  # two bits each
-        pairs = uint32s_at(further.ctypes.data, (len(further) // 4,))
-        for k in range(n):
-            for r in range(PANEL):
-                bits = four(group, k, r) >> np.uint32(4) & np.uint32(0x03030303)
-                pairs[PANEL * (k // 2) + r] |= bits << np.uint32(k % 2 * 4 + 2 * half)
+                some[place + r] |= (four(group, k, r) >> np.uint32(4) & mask) << shift
 
 
 @compiled

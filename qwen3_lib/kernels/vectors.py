@@ -372,18 +372,15 @@ def minus_zero(b: Any, form: int, word: Any) -> Any:
     return b.fadd(b.bitcast(bits, vector(FLOAT, n)), splat(FLOAT, n, 4 if fives else 2))
 
 
-def half_bytes(b: Any, form: int, value: Any, half: int, bits: Any, k: Any, piece: int) -> Any:
+def half_bytes(b: Any, form: int, value: Any, half: int, bits: Any, k: int, piece: int) -> Any:
     """The weights in lower or upper halves of bytes, four columns of some rows; their further bits are at `bits`."""
     n = value.type.count
     part = b.lshr(value, splat(I8, n, 4)) if half else b.and_(value, splat(I8, n, 15))
-    if FORMATS[form].more == 1:
-        fifth = load(b, at(b, bits, (k, PANEL), PANEL // 2 * half + n // 8 * piece), ir.IntType(n))
-        part = b.select(b.bitcast(fifth, vector(I1, n)), b.add(part, splat(I8, n, 16)), part)
-    if FORMATS[form].more == 2:
-        pairs = load(b, at(b, bits, 4 * PANEL * (k // 2), n * piece), I16, n // 2)
-        left = 4 * (1 - k % 2) - 2 * half  # of 16 bits, for there is no instruction for bytes
-        pairs = b.shl(pairs, splat(I16, n // 2, left)) if left >= 0 else b.lshr(pairs, splat(I16, n // 2, -left))
-        part = b.or_(part, b.and_(b.bitcast(pairs, value.type), splat(I8, n, 0x30)))
+    if more := FORMATS[form].more:
+        some = load(b, at(b, bits, 4 * PANEL * (more * k // 4), n * piece), I16, n // 2)
+        left = 4 - more * (2 * k + half) % 8  # of 16 bits, for there is no instruction for bytes
+        some = b.shl(some, splat(I16, n // 2, left)) if left >= 0 else b.lshr(some, splat(I16, n // 2, -left))
+        part = b.or_(part, b.and_(b.bitcast(some, value.type), splat(I8, n, 16 * (2**more - 1))))
     return part
 
 
@@ -446,7 +443,7 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
     """
     lanes, format_ = INT8_SHAPES[PATH].lanes, FORMATS[form]
     halves, group, more = range(format_.halves), format_.group, format_.more
-    rolled = is_rolled(form, len(vectors)) or PATH == "avx2" and len(vectors) > 1 and more < 2
+    rolled = is_rolled(form, len(vectors)) or PATH == "avx2" and len(vectors) > 1 and not more
     narrow = PATH == "avx2" and len(halves) == 2
     step = (8 if rolled else 4, 4, 2)[more]  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127, ..., 2 * 2 * 63 * 127
     if way.rows == PANEL // lanes and not rolled:  # the weights come from memory: read them in one go

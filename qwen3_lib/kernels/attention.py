@@ -1,7 +1,7 @@
 """The products of attention, see vectors.py: a prompt's queries with keys, and the softmax's weights with values.
 
-A prompt's keys are transposed before, as are its rows of weights; without AVX-512, pairs of values are brought together.
-Few queries are multiplied with keys as they lie in the cache, by vectors.write_float_product. ROUNDED: the numbers are
+A prompt's keys are transposed before, as are its rows of weights; without AVX-512, pairs of values come together. Few
+queries are multiplied with keys as they lie in the cache, by vectors.write_float_product. ROUNDED: the numbers are
 bf16, and the products of a pair are added together, as vectors.add_pairs does.
 """
 import itertools

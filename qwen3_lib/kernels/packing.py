@@ -68,7 +68,7 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
     bytes_, further = of_row(units[..., -weights:], 4), units[..., -weights - 256:-weights]
     q = bytes_[:, :, None] if halves == 1 else np.stack([bytes_ & 15, bytes_ >> 4], axis=2)  # [n, units, halves, 8, 4]
     if more := format_.more:
-        shifts = np.arange(0, 8, more, np.uint8).reshape(-1, 2).T.reshape(2, 1, -1, 1)  # of halves, of some four columns
+        shifts = np.arange(0, 8, more, np.uint8).reshape(-1, 2).T.reshape(2, 1, -1, 1)  # halves, then four columns each
         bits = of_row(further, 4)[:, :, None, :, None] >> shifts & np.uint8(2**more - 1)
         q = q | bits.reshape(q.shape) << 4
     if format_.shared:

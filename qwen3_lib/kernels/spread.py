@@ -91,6 +91,37 @@ def write_spread(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) 
     loop(b, units, add_unit)
 
 
+def sum_of(b: Any, form: int, sum_: Any, weights: list[Any], words: list[Any]) -> Any:
+    """A sum + the products of four columns of 8 rows and a vector's: a register each, or the odd and the even ones."""
+    if not is_paired(form):
+        return dot_bytes(b, DOTS, sum_, *weights, b.bitcast(*words, weights[0].type), False)
+    kind = vector(I16, REGISTER // 2)
+    (odd, even), (x_odd, x_even) = ([b.bitcast(value, kind) for value in two] for two in (weights, words))
+    return b.add(sum_, pair_sums(b, b.add(x_even, odd), b.add(x_odd, even)))
+
+
+def add_scaled_group(b: Any, form: int, wholes: dict[tuple[int, int], Any], sums: dict[tuple[int, int], Any],
+                     vectors: list[PackedVector], group: tuple[Any, int], here: Any) -> None:
+    """Adds the whole sums (vector, register) of a spread group to `sums`, float32, times both scales.
+
+    group: the vectors' group of 32, and the byte in it.
+    """
+    format_, lanes = FORMATS[form], REGISTER // 4
+    for t, vector_ in enumerate(vectors):
+        factor = vector_.factor(b, group[0], lanes)
+        total = b.sitofp(vector_.sum(b, group[0], (group[1], format_.group), lanes), factor.type)
+        for r in range(SPREAD_WAY.rows):
+            value, sum_ = b.sitofp(b.load(wholes[t, r]), factor.type), b.load(sums[t, r])
+            scale, second = (load(b, at(b, here, REGISTER * r, start), FLOAT, lanes) for start in (0, LINE))
+            if has_zeros(form):
+                value = fma(b, second, total, value)
+            elif format_.minima:
+                sum_ = fma(b, second, b.fmul(total, factor), sum_)
+            elif format_.offset != BYTE_OFFSET:
+                value = fma(b, splat(FLOAT, lanes, -format_.offset), total, value)
+            b.store(fma(b, value, b.fmul(scale, factor), sum_), sums[t, r])
+
+
 def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x: Any, x_stride: Any, n: Any, out: Any,
                          out_stride: Any, ahead: Any, turn: Any, turns: Any) -> None:
     """write_packed_product of a block that write_spread has spread: the same sums.
@@ -123,14 +154,7 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
                 words = [broadcast(b, load(b, at(b, factors, (x_stride, t), 4 * k + GROUP * half), I32), lanes)
                          for half in halves]
                 for r in range(way.rows):
-                    b.store(sum_of(b.load(running[t, r]), weights[r], words), running[t, r])
-
-        def sum_of(sum_: Any, weights: list[Any], words: list[Any]) -> Any:
-            if not paired:
-                return dot_bytes(b, DOTS, sum_, *weights, b.bitcast(*words, weights[0].type), False)
-            kind = vector(I16, 2 * lanes)
-            (odd, even), (x_odd, x_even) = ([b.bitcast(value, kind) for value in two] for two in (weights, words))
-            return b.add(sum_, pair_sums(b, b.add(x_even, odd), b.add(x_odd, even)))
+                    b.store(sum_of(b, form, b.load(running[t, r]), weights[r], words), running[t, r])
 
         for k in range(columns):
             if k % steps:
@@ -143,19 +167,7 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
                 for key, sum_ in running.items():
                     whole = widened(b, b.load(sum_)) if narrow else b.load(sum_)
                     b.store(b.add(b.load(wholes[key]), whole) if k >= steps else whole, wholes[key])
-        for t, vector_ in enumerate(vectors):
-            factor = vector_.factor(b, packed, lanes)
-            total = b.sitofp(vector_.sum(b, packed, (byte, format_.group), lanes), factor.type)
-            for r in range(way.rows):
-                value, sum_ = b.sitofp(b.load(wholes[t, r]), factor.type), b.load(sums[t, r])
-                scale, second = (load(b, at(b, here, REGISTER * r, start), FLOAT, lanes) for start in (0, LINE))
-                if has_zeros(form):
-                    value = fma(b, second, total, value)
-                elif format_.minima:
-                    sum_ = fma(b, second, b.fmul(total, factor), sum_)
-                elif format_.offset != BYTE_OFFSET:
-                    value = fma(b, splat(FLOAT, lanes, -format_.offset), total, value)
-                b.store(fma(b, value, b.fmul(scale, factor), sum_), sums[t, r])
+        add_scaled_group(b, form, wholes, sums, vectors, (packed, byte), here)
 
     fetched = int(unit_size(form)) * GROUP // (format_.group * format_.halves)  # bytes of 32 columns
 

@@ -53,7 +53,7 @@ class Weights:
     looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
     spaces: dict[int, tuple[Space, np.ndarray]] = field(default_factory=dict)  # with their tables: see work_space
     logits: Reused = field(default_factory=Reused)  # the memory of a pass's logits, unless they are many
-    mapped: list[np.ndarray] = field(default_factory=list)  # matrices that move_layer has yet to move, the first one last
+    mapped: list[np.ndarray] = field(default_factory=list)  # what move_layer has yet to move, the first one last
     pages: LargePages = field(default_factory=LargePages)
     moved: list[np.ndarray] = field(default_factory=list)  # what it has moved
     moving: Any = field(default_factory=threading.Lock)

@@ -14,8 +14,8 @@ from qwen3_5 import HybridConfig
 from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import Blocks, PackedTensor
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.layout import (BF16, F16, F32, INT4, INT5, INT8, PAIRS_BYTES, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K, Q6_K,
-                                      ROUNDED, WEIGHT, address_table, is_packed, packed_shape, padded)
+from qwen3_lib.kernels.layout import (BF16, F16, F32, GROUP16_BYTES, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K,
+                                      Q6_K, ROUNDED, WEIGHT, address_table, is_packed, packed_shape, padded)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer, matrix_rows
 
@@ -27,7 +27,7 @@ OF_GGUF = (Q6_K, Q5_K, Q4_K)
 
 
 SUMS = [("scale", "f4"), ("total", "i4"), ("first", "i4"), ("less", "i4")]
-GROUP, PAIRS = np.dtype([("bytes", "i1", 32), *SUMS]), np.dtype([("odd", "i2", 16), ("even", "i2", 16), *SUMS])
+GROUP, GROUP16 = np.dtype([("bytes", "i1", 32), *SUMS]), np.dtype([("odd", "i2", 16), ("even", "i2", 16), *SUMS])
 
 
 def packed_vectors(whole: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -35,19 +35,19 @@ def packed_vectors(whole: np.ndarray, scales: np.ndarray) -> np.ndarray:
     found, sums = np.zeros(scales.shape, GROUP), whole.sum(-1, dtype=np.int32)
     found["bytes"], found["scale"], found["total"], found["less"] = whole, scales, sums, -128 * sums
     found["first"] = whole[..., :16].sum(-1, dtype=np.int32)
-    if not PAIRS_BYTES:
+    if not GROUP16_BYTES:
         return found.view(np.uint8)
-    pairs = np.zeros(scales.shape, PAIRS)
+    in_16_bits = np.zeros(scales.shape, GROUP16)
     for name in ("scale", "total", "first"):
-        pairs[name] = found[name]
-    pairs["odd"], pairs["even"] = whole[..., 1::2], whole[..., ::2]
-    pairs["less"] = -(whole[..., 1::2] * whole[..., ::2].astype(np.int32)).sum(-1)
-    return np.concatenate([found.view(np.uint8), pairs.view(np.uint8)], axis=-1)
+        in_16_bits[name] = found[name]
+    in_16_bits["odd"], in_16_bits["even"] = whole[..., 1::2], whole[..., ::2]
+    in_16_bits["less"] = -(whole[..., 1::2] * whole[..., ::2].astype(np.int32)).sum(-1)
+    return np.concatenate([found.view(np.uint8), in_16_bits.view(np.uint8)], axis=-1)
 
 
 def groups_of(packed: np.ndarray) -> np.ndarray:
     """The groups of packed vectors, without those of 16 bits that may follow."""
-    n = packed.shape[-1] // (GROUP.itemsize + PAIRS_BYTES)
+    n = packed.shape[-1] // (GROUP.itemsize + GROUP16_BYTES)
     return packed[..., :n * GROUP.itemsize].view(GROUP)
 
 
@@ -235,7 +235,7 @@ def reference(data: np.ndarray, weight: np.record) -> np.ndarray:
 
 
 def further_bits(further: np.ndarray, k: int, half: int, n: int) -> np.ndarray:
-    """The n bits of four columns [.., rows, 4], of [.., 2, rows, 4] bytes: those of two groups, then four columns later."""
+    """The n further bits of four columns [.., rows, 4]; further: bytes [.., 2, rows, 4], see layout.py."""
     place = n * (2 * k + half)
     return (further[..., place // 8, :, :] >> np.uint8(place % 8) & np.uint8(2**n - 1)).astype(np.int32)
 

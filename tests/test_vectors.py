@@ -11,8 +11,8 @@ from packed import FORMATS, packed_vectors, reference, stored
 from qwen3_lib.kernels import attention, cpu, objects, spread, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
-from qwen3_lib.kernels.layout import (INT8, MORE, PAIRS_BYTES, ROUNDED, VECTORS, factors_size, is_packed, packed_shape,
-                                      padded, unit_size)
+from qwen3_lib.kernels.layout import (GROUP16_BYTES, INT8, MORE, ROUNDED, VECTORS, factors_size, is_packed,
+                                      packed_shape, padded, unit_size)
 from qwen3_lib.kernels.vectors import Way
 
 pytestmark = pytest.mark.core
@@ -93,8 +93,8 @@ def test_every_path_gives_the_same_bits(name):
 def rearranged(form, data, n, kind):
     """A block of n columns as a prompt's products take it: "widened" or "spread" -> (the block, its product)."""
     wide, way = vectors.widened_form(form), spread.SPREAD_WAY
-    pairs = form == INT8 and spread.DOTS == "avx2" and not PAIRS_BYTES
-    if kind == "widened" and wide == form or kind == "spread" and (spread.DOTS not in cpu.PATHS or pairs):
+    int16 = form == INT8 and spread.DOTS == "avx2" and not GROUP16_BYTES
+    if kind == "widened" and wide == form or kind == "spread" and (spread.DOTS not in cpu.PATHS or int16):
         pytest.skip(f"this CPU's products don't take {kind} blocks")
     block = np.zeros(32 * n * 3, np.uint8)
     function_of(kind, form, 1, way)(data.ctypes.data, n, block.ctypes.data)

@@ -14,7 +14,7 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import get_itemsize, make_array, populate_array
 
 from qwen3_lib.kernels.cpu import FEATURES, PAIRS
-from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, GROUP_BYTES, PAIRS_BYTES, ROUND, TAKEN
+from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, GROUP16_BYTES, GROUP_BYTES, ROUND, TAKEN
 from qwen3_lib.kernels.vectors import (FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load, loop,
                                        odd_and_even, pair_sums, splat, store, totals, variable, vector, zero_sums)
 
@@ -127,10 +127,10 @@ def to_bytes(context, x, n, out):
 
 
 @intrinsic
-def pack_groups(context, x, n, out, stride, pairs, pairs_stride):
+def pack_groups(context, x, n, out, stride, out16, stride16):
     """Packs x float32 [n], n a multiple of 32, for packed weights, see layout.py: each group `stride` bytes further.
 
-    Their pairs, on a CPU that takes them, are written from the address `pairs` on.
+    Where there are groups in 16 bits, the first of them begins at the address out16.
     """
     def codegen(context, b, signature, args):
         def group(i: Any) -> None:
@@ -142,7 +142,7 @@ def pack_groups(context, x, n, out, stride, pairs, pairs_stride):
             total = b.add(first, second)
             numbers, scale = b.trunc(whole, vector(I8, GROUP)), scale_for(b, largest)
             places = [(here, [numbers], b.mul(total, I32(-128)))]
-            if PAIRS_BYTES:
+            if GROUP16_BYTES:
                 parts = odd_and_even(b, numbers)
                 products = call(b, "llvm.vector.reduce.add.v8i32", I32, pair_sums(b, *parts))
                 places.append((at(b, args[4], (i, args[5])), parts, b.neg(products)))

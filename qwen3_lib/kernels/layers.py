@@ -19,10 +19,10 @@ from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add,
                                           float_of, floats_at, fused, half_from_float, pack_groups, round_groups,
                                           to_bytes, uint16s_at)
-from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP_BYTES, IN_PARTS, KEYS,
-                                      KV8, OUT, PAIRS_BYTES, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, SPREAD, STRIP,
-                                      TOGETHER, TRANSPOSED, TRANSPOSES, UP, VALUES, VECTORS, WHOLE, WIDENED, WIDENS, K,
-                                      Q, V, is_packed, padded, unit_size)
+from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP16_BYTES, GROUP_BYTES,
+                                      IN_PARTS, KEYS, KV8, OUT, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, SPREAD,
+                                      STRIP, TOGETHER, TRANSPOSED, TRANSPOSES, UP, VALUES, VECTORS, WHOLE, WIDENED,
+                                      WIDENS, K, Q, V, is_packed, padded, unit_size)
 
 # ---- The small steps of a layer --------------------------------------------------------------------------------------
 
@@ -159,13 +159,14 @@ def ready(x, n, form, packed, start, end):
         x[n:end] = 0
     for_bf16(x[start:end], form)
     if form_is_packed(form):
-        pack_groups(x.ctypes.data + 4 * start, end - start, packed.ctypes.data + start // GROUP * GROUP_BYTES,
-                    np.int64(GROUP_BYTES), pairs_of(packed, n) + start // GROUP * PAIRS_BYTES, np.int64(PAIRS_BYTES))
+        group = start // GROUP
+        pack_groups(x.ctypes.data + 4 * start, end - start, packed.ctypes.data + group * GROUP_BYTES,
+                    np.int64(GROUP_BYTES), groups16_of(packed, n) + group * GROUP16_BYTES, np.int64(GROUP16_BYTES))
 
 
 @compiled
-def pairs_of(packed, n):
-    """The address of the pairs of a packed vector of n numbers, which follow all groups."""
+def groups16_of(packed, n):
+    """The address of the groups in 16 bits of a packed vector of n numbers."""
     return packed.ctypes.data + up_to(n, 2 * GROUP) // GROUP * GROUP_BYTES
 
 
@@ -565,11 +566,11 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
             silu_times(floats_at(one, (n * PANEL,)), floats_at(two, (n * PANEL,)))
             left[:, gate.rows - first:] = 0
             place, stride = out_packed.ctypes.data + first // GROUP * GROUP_BYTES, out_packed.strides[0]
-            pairs = pairs_of(out_packed, gate.rows) + first // GROUP * PAIRS_BYTES
-            pack_groups(left.ctypes.data, left.size, place, stride, pairs, stride)
+            place16 = groups16_of(out_packed, gate.rows) + first // GROUP * GROUP16_BYTES
+            pack_groups(left.ctypes.data, left.size, place, stride, place16, stride)
             if first + PANEL >= up_to(gate.rows, PANEL) < up_to(gate.rows, 2 * GROUP):
                 left[:] = 0
-                pack_groups(left.ctypes.data, left.size, place + GROUP_BYTES, stride, pairs + PAIRS_BYTES, stride)
+                pack_groups(left.ctypes.data, left.size, place + GROUP_BYTES, stride, place16 + GROUP16_BYTES, stride)
         return
     linear(products, gate, x, packed, out, np.int64(0), start, end, own)
     linear(products, up, x, packed, other, np.int64(0), start, end, own)

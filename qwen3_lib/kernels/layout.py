@@ -78,9 +78,10 @@ HALVES, MORE, MINIMA, LEAST, MOST, GROUPS, SHARED, SCALE = (  # for kernels, by 
     for name in ("halves", "more", "minima", "least", "most", "group", "shared", "scale"))
 
 GROUP, PANEL = 32, 32  # columns with one scale, in most formats; rows of a block
-GROUP_BYTES = GROUP + 16  # of a group of a packed vector
-PAIRS_BYTES = 2 * GROUP + 16 if PATH == "avx2" else 0  # of the same in 16 bits
-WIDENED = np.array([14 if PAIRS_BYTES and form == INT8 else 5 if PATH in ("avx2", "vnni") else 64
+GROUP_SUMS = 16  # bytes of the scale and the sums of a group of a packed vector
+GROUP_BYTES = GROUP + GROUP_SUMS  # of a group
+GROUP16_BYTES = 2 * GROUP + GROUP_SUMS if PATH == "avx2" else 0  # of a group in 16 bits
+WIDENED = np.array([14 if GROUP16_BYTES and form == INT8 else 5 if PATH in ("avx2", "vnni") else 64
                     for form in range(len(FORMATS))])  # so many vectors pay for widening or spreading a packed block
 SHARING = 256  # columns whose scales are multiplied by a common number
 SMALLEST, LARGEST = 1e-10, 2.0**18  # what the largest weight of a packed tensor may be
@@ -218,7 +219,7 @@ def address_table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
 
 def vector_size(width: int) -> int:
     """The bytes of a packed vector of `width` numbers, a multiple of 64."""
-    return width // GROUP * (GROUP_BYTES + PAIRS_BYTES)
+    return width // GROUP * (GROUP_BYTES + GROUP16_BYTES)
 
 
 def padded(n: int, step: int) -> int:

@@ -17,7 +17,7 @@ from typing import Any
 from llvmlite import ir
 
 from qwen3_lib.kernels.cpu import BYTE_OFFSET, PATH
-from qwen3_lib.kernels.layout import FORMATS, GROUP, GROUP_BYTES, PANEL, unit_size
+from qwen3_lib.kernels.layout import FORMATS, GROUP, GROUP_BYTES, GROUP_SUMS, PANEL, unit_size
 from qwen3_lib.kernels.vectors import (FLOAT, I8, I16, I32, I64, PackedVector, Way, at, broadcast, dot_bytes, fma,
                                        half_bytes, load, loop, minus_zero, odd_and_even, pair_sums, prefetch,
                                        scales_of, splat, store, unit_of, variable, vector, widened, zero_sums)
@@ -35,15 +35,15 @@ def has_zeros(form: int) -> bool:
 
 def numbers_start(form: int) -> int:
     """Where a group's numbers begin in a stream."""
-    return LINE * (1 + (has_zeros(form) or FORMATS[form].minima or is_paired(form)))
+    return LINE * (1 + (has_zeros(form) or FORMATS[form].minima or is_int16(form)))
 
 
 def spread_size(form: int) -> int:
     """The bytes of a group in a stream."""
-    return numbers_start(form) + (1 + is_paired(form)) * LINE * FORMATS[form].group // 4
+    return numbers_start(form) + (1 + is_int16(form)) * LINE * FORMATS[form].group // 4
 
 
-def is_paired(form: int) -> bool:
+def is_int16(form: int) -> bool:
     """Whether a stream has numbers of 16 bits, the odd columns apart from the even ones."""
     return DOTS == "avx2" and FORMATS[form].offset == BYTE_OFFSET
 
@@ -80,12 +80,12 @@ def write_spread(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) 
                 if format_.halves == 2:
                     value = half_bytes(b, form, value, half, unit.bits, k, piece)
                 values = [value]
-                if is_paired(form):
+                if is_int16(form):
                     values = odd_and_even(b, b.xor(value, splat(I8, REGISTER, BYTE_OFFSET)))
                     less = b.sub(less, pair_sums(b, *values))
                 for j, part in enumerate(values, len(values) * k):
                     store(b, part, at(b, place, numbers + LINE * j))
-            if is_paired(form):
+            if is_int16(form):
                 store(b, less, at(b, place, LINE))
 
     loop(b, units, add_unit)
@@ -93,7 +93,7 @@ def write_spread(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) 
 
 def sum_of(b: Any, form: int, sum_: Any, weights: list[Any], words: list[Any]) -> Any:
     """A sum + the products of four columns of 8 rows and a vector's: a register each, or the odd and the even ones."""
-    if not is_paired(form):
+    if not is_int16(form):
         return dot_bytes(b, DOTS, sum_, *weights, b.bitcast(*words, weights[0].type), False)
     kind = vector(I16, REGISTER // 2)
     (odd, even), (x_odd, x_even) = ([b.bitcast(value, kind) for value in two] for two in (weights, words))
@@ -129,23 +129,23 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
     Meanwhile the packed block that starts `ahead` bytes after w is fetched: products of the same block take `turns`.
     """
     format_, size, lanes, columns = FORMATS[form], spread_size(form), REGISTER // 4, FORMATS[form].group // 4
-    keys, paired = list(itertools.product(range(n_vectors), range(way.rows))), is_paired(form)
-    narrow, shifted = DOTS == "avx2" and not paired, DOTS == "vnni" and format_.offset == BYTE_OFFSET
+    keys, int16 = list(itertools.product(range(n_vectors), range(way.rows))), is_int16(form)
+    narrow, shifted = DOTS == "avx2" and not int16, DOTS == "vnni" and format_.offset == BYTE_OFFSET
     steps = min(columns, (8, 4, 2)[format_.more]) if narrow else columns  # 16 bits hold 2 * 2 * 63 * 127
-    zero, halves = splat(I16, 2 * lanes, 0) if narrow else splat(I32, lanes, 0), range(1 + paired)
+    zero, halves = splat(I16, 2 * lanes, 0) if narrow else splat(I32, lanes, 0), range(1 + int16)
     parts, groups, numbers = GROUP // format_.group, b.sdiv(n, I64(GROUP)), GROUP * len(halves)
-    x = at(b, x, (groups, GROUP_BYTES)) if paired else x  # behind all groups
+    x = at(b, x, (groups, GROUP_BYTES)) if int16 else x  # behind all groups
     vectors = [PackedVector(at(b, x, (x_stride, t)), numbers) for t in range(n_vectors)]
 
     def add_group(packed: Any, byte: int, here: Any, sums: dict[tuple[int, int], Any]) -> None:
         """A group, whose factors begin at a byte of a group of the vectors."""
         running, wholes = ({key: variable(b, kind) for key in keys} for kind in (zero.type, vector(I32, lanes)))
         place = at(b, here, numbers_start(form))
-        factors = at(b, x, (packed, numbers + 16), byte)
+        factors = at(b, x, (packed, numbers + GROUP_SUMS), byte)
 
         def first_sum(t: int, r: int) -> Any:
-            less = vectors[t].less(b, packed, lanes) if paired or shifted else zero
-            return b.add(less, load(b, at(b, here, LINE, REGISTER * r), I32, lanes)) if paired else less
+            less = vectors[t].less(b, packed, lanes) if int16 or shifted else zero
+            return b.add(less, load(b, at(b, here, LINE, REGISTER * r), I32, lanes)) if int16 else less
 
         def four_columns(k: int) -> None:
             weights = [[load(b, at(b, place, LINE * (len(halves) * k + half), REGISTER * r), I8, REGISTER)

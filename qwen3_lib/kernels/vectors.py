@@ -16,7 +16,7 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from qwen3_lib.kernels.cpu import BYTE_OFFSET, FEATURES, INT8_SHAPES, ON_ARM, PAIRS, PATH, SUMS, UNSIGNED
-from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROUP_BYTES, PANEL, ROUNDED, VECTORS,
+from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROUP_SUMS, PANEL, ROUNDED, VECTORS,
                                       WIDE, WIDE_M, factors_size, is_packed, unit_size)
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
@@ -391,7 +391,7 @@ class PackedVector(NamedTuple):
 
     def field(self, b: Any, kind: ir.Type, group: Any, offset: Any, lanes: int) -> Any:
         """A number of a group of 32, `lanes` times: LLVM loads and copies it in one instruction."""
-        return broadcast(b, load(b, at(b, self.address, (group, self.numbers + 16), offset), kind), lanes)
+        return broadcast(b, load(b, at(b, self.address, (group, self.numbers + GROUP_SUMS), offset), kind), lanes)
 
     def factor(self, b: Any, group: Any, lanes: int) -> Any:
         return self.field(b, FLOAT, group, self.numbers, lanes)

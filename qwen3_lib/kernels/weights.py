@@ -56,7 +56,7 @@ class Weights:
     mapped: list[np.ndarray] = field(default_factory=list)  # what move_layer has yet to move, the first one last
     pages: LargePages = field(default_factory=LargePages)
     moved: list[np.ndarray] = field(default_factory=list)  # what it has moved
-    moving: Any = field(default_factory=threading.Lock)
+    moving: Any = field(default_factory=threading.Lock)  # of the thread that moves a layer
 
     @cached_property
     def table(self) -> np.ndarray:

@@ -59,15 +59,15 @@ from qwen3_lib.io.cores import available_cpus
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
-from qwen3_lib.kernels.layout import (BF16, BLOCK, CACHE, CACHE_ROWS, F16, F32, FEW, GROUP, JOB, KV8, PANEL, PASS,
-                                      PROMPT, ROUNDED, ROW, TASK, TILE, TILES, NewTokens, address_table, is_packed,
-                                      padded)
-from qwen3_lib.kernels.hybrid import StateCache, state_tables
-from qwen3_lib.kernels.memory import aligned, empty
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
     from qwen3_lib.kernels.cpu import check_path
+    from qwen3_lib.kernels.hybrid import StateCache, state_tables
+    from qwen3_lib.kernels.layout import (BF16, BLOCK, CACHE, CACHE_ROWS, F16, F32, FEW, GROUP, JOB, KV8, PANEL, PASS,
+                                          PROMPT, ROUNDED, ROW, TASK, TILE, TILES, NewTokens, address_table,
+                                          is_packed, padded)
+    from qwen3_lib.kernels.memory import aligned, empty
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import Team

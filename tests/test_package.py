@@ -67,14 +67,30 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(installed, tmp_path, comm
     assert (done.returncode, done.stdout, done.stderr.strip()) == (130, "", f"{command}: interrupted")
 
 
-@pytest.mark.parametrize("command", ["bin/qwen3-fast", "-m qwen3_numba"])
-def test_the_fast_engine_without_numba(installed, tmp_path, command):
-    (tmp_path / "numba.py").write_text("raise ImportError('not here')")  # comes before the real one
-    words = [sys.executable, *command.split()] if command.startswith("-m") else [installed / command]
-    done = run(tmp_path, *words, "Hello", path=[tmp_path, installed])
+@pytest.fixture(params=["numba", "llvmlite", "numba llvmlite"])
+def without(request, tmp_path):
+    """A folder that hides these modules when it comes first in Python's path, as if nobody had installed them."""
+    (tmp_path / "sitecustomize.py").write_text(f"""\
+from importlib.machinery import PathFinder
+find_spec = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *where: None if name in {request.param.split()} else find_spec(name, *where)
+""")
+    return tmp_path
+
+
+@pytest.mark.parametrize("command", ["bin/qwen3-fast", "bin/qwen3 --quantize int8", "bin/qwen3 --compile",
+                                     "-m qwen3_numba", "-c from qwen3_numba import load_model"])
+def test_the_fast_engine_without_numba(installed, without, command):
+    program, *options = command.split(maxsplit=1 if command.startswith("-c") else -1)
+    words = [sys.executable, program] if program.startswith("-") else [installed / program]
+    done = run(without, *words, *options, *["Hello"] * ("compile" not in command), path=[without, installed])
     assert (done.returncode, done.stdout) == (1, "")
-    assert_one_line(done.stderr, "needs numba", "pip install")
-    assert done.stderr.startswith(("qwen3-fast: ", "qwen3_numba.py: "))
+    errors = done.stderr
+    if program == "-c":  # one ImportError, not one during the handling of another
+        assert errors.count("Traceback") == 1
+        errors = errors.splitlines()[-1]
+    assert_one_line(errors, "needs numba: pip install numba")
+    assert errors.startswith(("qwen3-fast: ", "qwen3: ", "qwen3_numba.py: ", "ImportError: "))
 
 
 def test_licence(installed):

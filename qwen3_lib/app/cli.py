@@ -292,6 +292,8 @@ def guarded(work: Callable[[], int]) -> int:
         if isinstance(error.__cause__, BrokenPipeError):  # `| head -1` has read enough
             return 141  # as if SIGPIPE had ended it
         message, status = str(error), 1
+    except ImportError as error:  # of an extra: see qwen3_lib/kernels
+        message, status = str(error), 1
     except MemoryError:
         message, status = "not enough memory for this model", 1
     except KeyboardInterrupt:

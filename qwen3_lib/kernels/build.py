@@ -4,7 +4,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
-import importlib.util
 import os
 import subprocess
 import sys
@@ -22,25 +21,14 @@ try:
 except ImportError:  # Windows
     fcntl = None
 
+import llvmlite
+import llvmlite.binding as llvm
+
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.io.errors import InputError, brief
-
-numba = importlib.util.find_spec("numba")  # importing it would take longer than all else, and is seldom necessary
-NUMBA_VERSION = Path(numba.origin).with_name("_version.py") if numba and numba.origin else Path()
-try:
-    if not NUMBA_VERSION.is_file():
-        raise ImportError("it isn't installed")
-    import llvmlite
-    import llvmlite.binding as llvm
-except ImportError as error:
-    raise ImportError(f"the fast engine needs numba ({error}): pip install numba, or uv run --with numba; "
-                      "the NumPy engine needs none") from error
-except OSError as error:  # of its shared library
-    raise ImportError("qwen3_numba needs llvmlite, which can't be loaded; is there enough memory? qwen3.py does the "
-                      f"same without it ({brief(error)})") from error
-
-from qwen3_lib.kernels.cpu import host_features  # noqa: E402
-from qwen3_lib.kernels.objects import compile_layers  # noqa: E402
+from qwen3_lib.kernels import NUMBA_VERSION
+from qwen3_lib.kernels.cpu import host_features
+from qwen3_lib.kernels.objects import compile_layers
 
 KERNELS = Path(__file__).resolve().parent
 SOURCES = ("attention.py", "compile.py", "cpu.py", "delta.py", "experts.py", "fields.py", "intrinsics.py", "layers.py",

@@ -290,9 +290,10 @@ LANGUAGES = {"zh": "Chinese", "en": "English", "yue": "Cantonese", "ar": "Arabic
 
 
 def language_named(name: str | None) -> str:
-    """The language as the model calls it, by its name or code in any case; "" for None. Raises InputError."""
-    names = LANGUAGES | {each.lower(): each for each in LANGUAGES.values()} | {"": ""}
-    if (found := names.get("" if name is None else str(name).strip().lower())) is None:
+    """The language as the model calls it, by its name or code (en, en-US); "" for None, "auto". Raises InputError."""
+    names = LANGUAGES | {each.lower(): each for each in LANGUAGES.values()} | {"": "", "auto": ""}
+    asked = "" if name is None else str(name).strip().lower()
+    if (found := names.get(asked, LANGUAGES.get(asked.replace("_", "-").partition("-")[0]))) is None:
         raise InputError(f"the language {brief(repr(name))} is none of {', '.join(LANGUAGES.values())}")
     return found
 

@@ -67,7 +67,8 @@ def test_wav_with_other_chunks_and_the_long_form():
 
 
 @pytest.mark.parametrize("source, words", [
-    ("none.wav", "no such file"), (".", "is a folder"), ("", "no such file"), (5, "not 5"), (None, "not None"),
+    ("none.wav", "no such file"), (".", "is a folder"), ("https://example.org/a.mp3", "download the sound"),
+    (b"", "the file is empty"), ("", "no such file"), (5, "not 5"), (None, "not None"),
     (VOICE, "must be a path"), ((VOICE, 0), "samples"), ((VOICE[:, None], 16_000), "samples"),
     ((VOICE.astype(int), 16_000), "samples"), ((VOICE[:0], 16_000), "no samples"), ((VOICE, 10), "10 samples a second"),
     (wav_of(np.zeros((0, 1), "<i2")), "no samples"), (ZEROS[:22] + bytes(2) + ZEROS[24:], "0 channels"),
@@ -90,9 +91,9 @@ def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
     monkeypatch.setitem(sys.modules, "soxr", None)
     monkeypatch.setenv("PATH", "")
-    assert "pip install soundfile soxr" in message_of(open_sound, b"fLaC" + bytes(100))
-    assert "ffmpeg" in message_of(open_sound, b"some file" + bytes(100))
-    assert "pip install soxr" in message_of(open_sound, (VOICE, 44_100))
+    for source, needs in ((b"fLaC" + bytes(100), ("ffmpeg", "soundfile soxr")), ((VOICE, 44_100), ("soxr", "ffmpeg")),
+                          (wav_of(np.zeros((99, 1), "<i2"), 44_100), ("soxr", "the program ffmpeg"))):
+        assert_one_line(message_of(open_sound, source), *needs)
 
 
 def test_damaged_wav_files(monkeypatch):
@@ -144,6 +145,31 @@ def test_files_of_ffmpeg(name, tmp_path):
         assert abs(len(found) - len(VOICE)) < 2_000 and np.corrcoef(found[:20_000], VOICE[:20_000])[0, 1] > 0.98
     next(blocks := open_sound(tmp_path / name).blocks)
     blocks.close()  # ends the process
+
+
+@needs_ffmpeg
+@pytest.mark.parametrize("form, encoding", [("WAV", "PCM_16"), ("MP3", None)])
+def test_without_soxr_ffmpeg_changes_the_rate(form, encoding, tmp_path, monkeypatch):
+    """Of all files; as well as soxr does it."""
+    soundfile = pytest.importorskip("soundfile")
+    t, file = np.arange(44_100) / 44_100, tmp_path / f"a.{form.lower()}"
+    soundfile.write(file, 0.5 * np.sin(2 * np.pi * 440 * t), 44_100, format=form, subtype=encoding)
+    expected, given = samples_of(file), file.read_bytes()
+    for name in ("soxr", "soundfile"):
+        monkeypatch.setitem(sys.modules, name, None)
+        for source in (file, given):
+            found = samples_of(source)
+            assert abs(len(found) - len(expected)) < 2000  # an MP3 begins with silence, which ffmpeg leaves out
+            assert np.isclose(np.abs(np.fft.rfft(found, 16_000)).argmax(), 440, atol=1)
+            assert np.isclose(np.std(found[4000:12_000]), np.std(expected[4000:12_000]), rtol=0.01)
+
+
+@needs_ffmpeg
+def test_a_video_without_sound(tmp_path):
+    command = "ffmpeg -v error -f lavfi -i color=red:s=64x64:d=1 -y".split()
+    subprocess.run([*command, tmp_path / "a.mp4"], check=True)
+    message = message_of(lambda: [*open_sound(tmp_path / "a.mp4").blocks])
+    assert message == f"{tmp_path / 'a.mp4'}: there is no sound in it"
 
 
 @needs_ffmpeg
@@ -276,6 +302,14 @@ def test_subtitles_break_at_words():
 def test_loud_samples_are_divided_by_their_peak(model):
     loud = transcribe(model, (VOICE * 10, 16_000), max_tokens=5).text
     assert loud == transcribe(model, (VOICE / np.abs(VOICE).max(), 16_000), max_tokens=5).text
+
+
+def test_names_of_languages():
+    names = {None: "", "": "", "auto": "", "Auto": "", "de": "German", "GERMAN": "German", "en-US": "English",
+             "pt_BR": "Portuguese", " yue ": "Cantonese", "zh-Hans-CN": "Chinese", "mk": "Macedonian", "FIL": "Filipino"}
+    assert {name: qwen3_asr.language_named(name) for name in names} == names
+    for wrong in ("xx", "auto en", "-", "e n"):
+        assert repr(wrong) in message_of(qwen3_asr.language_named, wrong)
 
 
 @pytest.mark.parametrize("options, words", [

@@ -1,6 +1,7 @@
 """Sounds in files, bytes and arrays -> samples of one channel, 16,000 a second, in blocks: any length in little memory.
 
-WAV is read here. soundfile reads FLAC, OGG and MP3, soxr changes the rate, and the program ffmpeg reads all else.
+A file is read by the first that can: this file reads WAV; soundfile FLAC, OGG, MP3 and more; the program ffmpeg all else.
+soxr changes the rate; if it is absent, ffmpeg does.
 """
 from __future__ import annotations
 
@@ -13,6 +14,7 @@ import subprocess
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -60,7 +62,9 @@ def open_sound(source: Any) -> Recording:
         sound = Recording(iter([samples.astype(np.float32)]), int(rate), len(samples) / rate)
     elif isinstance(source, str | Path | bytes):
         if not isinstance(source, bytes) and not os.path.isfile(source):
-            raise InputError(f"{where or repr('')}: {'is a folder' if os.path.isdir(source) else 'no such file'}")
+            reason = "is a folder" if os.path.isdir(source) else "no such file"
+            reason = "an address is not opened; download the sound" if "://" in str(source) else reason
+            raise InputError(f"{where or repr('')}: {reason}")
         with library_errors(f"{where}: cannot be read"):
             file: Any = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
         sound = read_wav(file, where) or read_other(file, source, where)
@@ -70,7 +74,11 @@ def open_sound(source: Any) -> Recording:
         raise InputError(f"{where}: it has no samples")
     if sound.rate not in RATES:
         raise InputError(f"{where}: {sound.rate:,} samples a second; {RATES[0]:,} to {RATES[-1]:,} can be read")
-    return sound if sound.rate == RATE else resampled(sound, where)
+    if sound.rate == RATE:
+        return sound
+    if find_spec("soxr") is None and shutil.which("ffmpeg") is not None and isinstance(source, str | Path | bytes):
+        return Recording(ffmpeg_blocks(source, where), RATE)
+    return resampled(sound, where)
 
 
 def mono(numbers: np.ndarray) -> np.ndarray:
@@ -125,7 +133,9 @@ def read_wav(file: BinaryIO, where: str) -> Recording | None:
 
 def read_other(file: BinaryIO, source: str | Path | bytes, where: str) -> Recording:
     """The sound in a file but WAV, by soundfile or else by ffmpeg. Raises InputError where neither can."""
-    reason = "FLAC, OGG and MP3 need: pip install soundfile soxr"
+    if not file.seek(0, 2):
+        raise InputError(f"{where}: the file is empty")
+    reason = "FLAC, OGG and MP3 need that, or: pip install soundfile soxr"
     with contextlib.suppress(ImportError):
         import soundfile
         file.seek(0)
@@ -135,9 +145,9 @@ def read_other(file: BinaryIO, source: str | Path | bytes, where: str) -> Record
                 raise InputError(f"{where}: {sound.channels} channels can't be read")
             return Recording(soundfile_blocks(sound, where), sound.samplerate, sound.frames / sound.samplerate)
         except soundfile.LibsndfileError as error:
-            reason = brief(error.error_string)
+            reason = f"soundfile says: {brief(error.error_string)}"
     if shutil.which("ffmpeg") is None:
-        raise InputError(f"{where}: no WAV that can be read here ({reason}; other files need the program ffmpeg)")
+        raise InputError(f"{where}: only the program ffmpeg can read it, and there is none in the PATH ({reason})")
     return Recording(ffmpeg_blocks(source, where), RATE)
 
 
@@ -167,6 +177,8 @@ def ffmpeg_blocks(source: str | Path | bytes, where: str) -> Iterator[np.ndarray
         if process.returncode:
             said.seek(0)
             reason = said.read(10_000).decode("utf-8", "replace").strip().rpartition("\n")[2]
+            if "not contain any stream" in reason:
+                raise InputError(f"{where}: there is no sound in it")
             raise InputError(f"{where}: cannot be read by ffmpeg: {brief(reason.removeprefix(f'file:{name}: '))}")
 
 
@@ -175,8 +187,8 @@ def resampled(sound: Recording, where: str) -> Recording:
     try:
         import soxr
     except ImportError as error:
-        raise InputError(f"{where}: {sound.rate:,} samples a second; the model wants {RATE:,}, which needs: "
-                         "pip install soxr") from error
+        raise InputError(f"{where}: {sound.rate:,} samples a second; the model wants {RATE:,}, which needs "
+                         "pip install soxr, or for files the program ffmpeg") from error
     stream = soxr.ResampleStream(sound.rate, RATE, 1)
 
     def blocks() -> Iterator[np.ndarray]:

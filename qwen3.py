@@ -960,12 +960,12 @@ BUNDLED: Any = next(filter(Path.is_dir, (HERE / "demo", LIBRARY / "demo")), None
 
 
 def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine(), offline: bool = False,
-               tokenizer: bool = True, adapter: str | Path | list[str | Path] | None = None) -> Model:
+               tokenizer: bool = True, adapter: str | Path | None = None) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
     With qwen3_lib beside this file, `name` may also be a GGUF file, or a model on the hub (Qwen/Qwen3-0.6B, or 0.6B),
-    which is downloaded unless it is in the hub's cache or `offline`; `adapter` is the folder of a LoRA adapter, or a
-    list of folders, "folder:0.5" for half of its changes. With tokenizer=False, the model takes and gives token ids.
+    which is downloaded unless it is in the hub's cache or `offline`; `adapter` is the folder of a LoRA adapter. With
+    tokenizer=False, the model takes and gives token ids.
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
     folder = Folder(Path(os.path.expanduser(str(name))))

@@ -88,7 +88,8 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
                  activations: str = "bf16") -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
 
-    With activations "bf16", vectors are rounded to bf16 before they are multiplied with a matrix of BF16.
+    With activations "bf16", vectors are rounded to bf16 before they are multiplied with a matrix of BF16. With "f32",
+    a matrix that an adapter has changed becomes F32: rounded to BF16, many of a small adapter's changes would be lost.
 
     A published packed matrix of 8 bits becomes INT8 where INT8 holds its very numbers, else the nearest BF16; one of 4
     or 5 bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K and Q6_K stay as
@@ -99,6 +100,9 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
         raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
     shapes, stored = stored_tensors(folder, config)
     format = saved or quantize
+    if activations == "f32":
+        stored = {name: tensor._replace(bits=32) if isinstance(tensor, PackedTensor) and tensor.bits == 16 else tensor
+                  for name, tensor in stored.items()}
     unpacks = any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     packs = quantize or unpacks
     make_kernels(layers_of(config), *["quantize_block"] * bool(quantize), *["pack_block"] * unpacks)
@@ -357,7 +361,7 @@ def is_rounded(folder: Folder) -> bool:
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,
-               offline: bool = False, tokenizer: bool = True, adapter: str | Path | list[str | Path] | None = None,
+               offline: bool = False, tokenizer: bool = True, adapter: str | Path | None = None,
                activations: str | None = None) -> Model:
     """The namesake of qwen3.load_model.
 

@@ -74,7 +74,7 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.record]:
         wide = np.zeros((rows, padded(n, 256)), np.float32)
         wide[:, :n] = w
         tensor = PackedTensor("F32", wide.shape, lambda start, stop: factored(wide, form, start, stop),
-                              mmap.mmap(-1, 4096), factored=True)
+                              mmap.mmap(-1, 4096), 6, factored=True)
         with ThreadPoolExecutor(2) as pool:
             data = Packer(pool, []).exact(tensor, form)
     elif form >= INT8:

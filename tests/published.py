@@ -162,7 +162,6 @@ def packed_with_order(w, settings):
 
 E4M3 = np.array([(1 - code // 128 * 2) * ((code & 7) / 8 + (code >> 3 & 15 > 0)) * 2.0**(max(code >> 3 & 15, 1) - 7)
                  for code in range(256)], np.float32)
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6, 0, -0.5, -1, -1.5, -2, -3, -4, -6], np.float32)
 NF4 = np.array([-1, -0.6961928, -0.52507305, -0.3949175, -0.28444138, -0.18477343, -0.091050036, 0, 0.0795803,
                 0.1609302, 0.2461123, 0.33791524, 0.44070983, 0.562617, 0.72295684, 1], np.float32)
 
@@ -178,7 +177,7 @@ def e4m3(rng, shape) -> np.ndarray:
 
 
 def bytes_in_blocks(w, settings, height=1, width=None, name="weight_scale"):
-    """Of compressed-tensors and ModelOpt: int8 or FP8, and a scale for each block. None: all rows, all columns."""
+    """Of compressed-tensors: int8 or FP8, and a scale for each block. None: all rows, all columns."""
     rng, size = draws(w), (height or w.shape[0], width or w.shape[1])
     groups = settings.get("config_groups")
     is_float = groups is None or groups["group_0"]["weights"]["type"] == "float"
@@ -187,32 +186,6 @@ def bytes_in_blocks(w, settings, height=1, width=None, name="weight_scale"):
     values = (E4M3[codes] if is_float else codes) * spread(scale, size, w.shape)
     return {"weight": ("float8_e4m3fn" if is_float else "int8", codes),
             name: ("float16", scale if height else scale.reshape(()))}, values
-
-
-def nvfp4(w, settings, name="weight_packed", common="weight_global_scale"):
-    """FP4, two numbers in a byte; groups of 16 have a scale in FP8. The common scale divides; ModelOpt's multiplies."""
-    rng = draws(w)
-    codes = rng.integers(0, 16, w.shape)
-    scales, factor = rng.integers(32, 64, (w.shape[0], w.shape[1] // 16)), np.float32(1 / 900)
-    divisor = np.float32(1 / factor)
-    scale = E4M3[scales] * factor if common == "weight_scale_2" else E4M3[scales] / divisor
-    return {name: ("uint8", codes[:, ::2] + 16 * codes[:, 1::2]), "weight_scale": ("float8_e4m3fn", scales),
-            common: ("float32", (factor if common == "weight_scale_2" else divisor).reshape(1))
-            }, E2M1[codes] * spread(scale, (1, 16), w.shape)
-
-
-def modelopt_nvfp4(w, settings):
-    parts, values = nvfp4(w, settings, "weight", "weight_scale_2")
-    return parts | {"input_scale": ("float32", np.ones(())), "k_scale": ("float32", np.ones(()))}, values
-
-
-def mxfp4(w, settings):
-    """FP4 in groups of 32 whose scale is a power of 2."""
-    rng = draws(w)
-    codes, exponents = rng.integers(0, 16, w.shape), rng.integers(-8, -3, (w.shape[0], w.shape[1] // 32))
-    scale = (2.0**exponents).astype(np.float32)
-    return {"weight_packed": ("uint8", codes[:, ::2] + 16 * codes[:, 1::2]),
-            "weight_scale": ("uint8", exponents + 127)}, E2M1[codes] * spread(scale, (1, 32), w.shape)
 
 
 def nf4(w, settings, size=64, nested_size=256):
@@ -302,25 +275,17 @@ CASES = {
     "compressed-tensors, act-order": (packed_with_order, compressed("pack-quantized", **ORDERED, symmetric=False)),
     "int8 by output, 8 bits": (bytes_in_blocks, COMPRESSED),
     "FP8 by output": (bytes_in_blocks, FLOAT | {"transform_config": {"config_groups": {}}}),
-    "FP8 of ModelOpt": (lambda w, settings: bytes_in_blocks(w, settings, None, None), {
-        "quant_method": "modelopt", "quant_algo": "FP8", "kv_cache_scheme": {"num_bits": 8, "type": "float"},
-        "config_groups": {"group_0": {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}}}),
+    "FP8 by matrix": (lambda w, settings: bytes_in_blocks(w, settings, None, None), compressed(
+        "float-quantized", num_bits=8, type="float") | {"kv_cache_scheme": {"num_bits": 8, "type": "float"}}),
     "FP8 in blocks, the last ones cut off": (
         lambda w, settings: bytes_in_blocks(w, settings, 48, 40, "weight_scale_inv"), FP8_BLOCKS),
-    "NVFP4": (nvfp4, compressed(
-        "nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16)),
-    "NVFP4 of ModelOpt": (modelopt_nvfp4, {
-        "quant_method": "modelopt", "quant_algo": "NVFP4", "config_groups": {"group_0": {
-            "targets": ["Linear"], "weights": {"num_bits": 4, "type": "float", "group_size": 16}}}}),
-    "MXFP4": (mxfp4, compressed("mxfp4-pack-quantized", num_bits=4, type="float", strategy="group", group_size=32) | {
-        "transform_config": None}),
     "FP8 and 4 bits mixed": (mixed, FLOAT | {"format": "mixed-precision", "config_groups": FLOAT["config_groups"] | {
         "group_1": {"weights": ORDERED | {"strategy": "group"}}}}),
     "GPTQ, mixed bits": (dynamic, GPTQ | {
         "dynamic": {"-:.*q_proj.*": {}, "+:.*down.*": {"bits": 8, "group_size": 64}}}),
     "auto-round, GPTQ's packing": (auto_round, AUTO_ROUND),
-    "auto-round, a smaller last group": (auto_round, AUTO_ROUND | {
-        "quant_method": "intel/auto-round", "packing_format": "auto_round", "group_size": 128}),
+    "auto-round, version 2": (auto_round, AUTO_ROUND | {
+        "quant_method": "intel/auto-round", "packing_format": "auto_round", "group_size": 64}),
     "auto-round, mixed bits": (
         lambda w, settings: auto_round(w, settings | ({"bits": 8, "group_size": 64} if w.shape[1] == 192 else {})),
         AUTO_ROUND | {"sym": True, "extra_config": {

@@ -10,7 +10,7 @@ import qwen3_numba as fast
 from helpers import assert_one_line, logits_of, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
 from packed import blocks_of, reference
-from published import (AWQ_PLACES, CASES, COMPRESSED, GPTQ, STATE, awq, compressed, draws, half, in_groups,
+from published import (AWQ_PLACES, CASES, COMPRESSED, FLOAT, GPTQ, STATE, awq, compressed, draws, half, in_groups,
                        is_nearest_int8, pack_words, quantize_model, tensors_of, text, write_tensors)
 from published import WHOLE_GROUPS as CONFIG
 from qwen3 import Tensor, to_float32
@@ -49,7 +49,7 @@ def check(path, expected: dict[str, np.ndarray]) -> None:
 NEAREST = {"AWQ, groups of 16, GEMM": "int8", "GPTQ, act-order": "int8", "compressed-tensors, act-order": "int8",
            "GPTQ, version 2, act-order, 8 bits": "bf16", "GPTQ, 8 bits, asymmetric": "bf16", "LLM.int8()": "bf16"} | {
     case: "bf16" if "FP8" in case else "int8" for case in CASES
-    if any(part in case for part in ("FP8", "NVFP4", "nf4", "smaller"))}
+    if any(part in case for part in ("FP8", "nf4"))}
 FROM_8_BELOW = ("GPTQ, 4 bits", "GPTQ, 2 bits, asymmetric", "GPTQ, one group", "GPTQ, mixed bits",
                 "auto-round, mixed bits")  # numbers from -8 to 7
 
@@ -67,7 +67,7 @@ def test_packed_from_the_layout(tmp_path, case):
         kept = "int8" if "mixed" in case and len(values) == 192 else NEAREST.get(case)
         if "mixed bits" in case or kept is None:
             eight = "8 bits" in case or "mixed bits" in case and "down" in name
-            exact = Q5_1 if case == "MXFP4" else INT8 if eight else Q4_0 if case in FROM_8_BELOW else Q4_1
+            exact = INT8 if eight else Q4_0 if case in FROM_8_BELOW else Q4_1
             assert form == exact and np.array_equal(found, values), name
         elif kept == "int8":
             assert form == INT8 and is_nearest_int8(found, values), name
@@ -99,10 +99,7 @@ BYTES = {  # of compressed-tensors: the format, its settings, and the block of n
     "FP8, channel": ("float-quantized", {"num_bits": 8, "type": "float", "strategy": "channel"}, (1, None)),
     "FP8, block": ("float-quantized", {
         "num_bits": 8, "type": "float", "strategy": "block", "block_structure": [24, 40]}, (24, 40)),
-    "MXFP8": ("mxfp8-quantized", {"num_bits": 8, "type": "float", "group_size": 32}, (1, 32)),
-    "MXFP4": ("mxfp4-pack-quantized", {"num_bits": 4, "type": "float", "group_size": 32}, (1, 32)),
-    "NVFP4": ("nvfp4-pack-quantized", {
-        "num_bits": 4, "type": "float", "strategy": "tensor_group", "group_size": 16}, (1, 16)),
+    "FP8, group": ("float-quantized", {"num_bits": 8, "type": "float", "group_size": 32}, (1, 32)),
 }
 
 
@@ -112,16 +109,13 @@ def test_compressed_tensors(tmp_path, case):
     torch = pytest.importorskip("torch")
     pytest.importorskip("compressed_tensors")
     from compressed_tensors.compressors import BaseCompressor
-    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.lifecycle.forward import dequantize
     form, weights, size = BYTES[case]
-    is_mx, is_float = case.startswith("MX"), weights.get("type") == "float"
-    args = QuantizationArgs(**weights, **{"scale_dtype": torch.uint8} if is_mx else {})
+    args = QuantizationArgs(**weights)
     scheme = QuantizationScheme(targets=["Linear"], weights=args)
     compressor = BaseCompressor.get_value_from_registry(form)
-    top = {8: 448, 4: 6}[args.num_bits] if is_float else 2**args.num_bits // 2 - 1
-    names = {torch.float32: "float32", torch.int8: "int8", torch.uint8: "uint8", torch.float8_e4m3fn: "float8_e4m3fn",
+    top = 448 if "FP8" in case else 2**args.num_bits // 2 - 1
+    names = {torch.float32: "float32", torch.int8: "int8", torch.float8_e4m3fn: "float8_e4m3fn",
              torch.int32: "int32", torch.int64: "int64"}
 
     def pack(w, _settings):
@@ -130,20 +124,8 @@ def test_compressed_tensors(tmp_path, case):
         if form == PACKED or args.symmetric is False:
             zero = rng.integers(-3, 3, blocks) * (args.symmetric is False)
             state["weight_zero_point"] = torch.tensor(zero).to(torch.int8)
-        if is_mx:
-            state["weight_scale"] = 2**torch.ceil(torch.log2(state["weight_scale"]))
-        if case == "NVFP4":
-            state["weight_global_scale"] = torch.tensor([448 / float(state["weight_scale"].max())])
-            in_fp8 = (state["weight_scale"] * state["weight_global_scale"]).to(torch.float8_e4m3fn)
-            state["weight_scale"] = in_fp8.float()
         packed = compressor.compress(state, scheme)
-        if case in ("MXFP4", "NVFP4"):  # its decompress() rounds to bfloat16 at the end
-            numbers = unpack_fp4_from_uint8(packed["weight_packed"], *w.shape, torch.float32)
-            values = dequantize(numbers, state["weight_scale"], None, args, torch.float32,
-                                state.get("weight_global_scale"))
-        else:
-            changes = {"weight": packed["weight"].float()} if is_mx else {}
-            values = compressor.decompress(packed | changes, scheme)["weight"]
+        values = compressor.decompress(packed, scheme)["weight"]
         parts = {name: (names[value.dtype], value.view(torch.uint8) if value.dtype == torch.float8_e4m3fn else value)
                  for name, value in packed.items()}
         return parts | {"input_zero_point": ("int8", np.zeros(1))}, values.float().numpy()
@@ -152,27 +134,13 @@ def test_compressed_tensors(tmp_path, case):
     check(path, quantize_model(path, pack, compressed(form, **weights)))
 
 
-def test_fp4_of_bitsandbytes():
-    """What bitsandbytes 0.50 makes of 2 x 32 normally distributed numbers, and dequantizes: its table isn't sorted."""
-    codes = bytes.fromhex("ddee44eb6a66125eaa747ae34f96225ce1e16166979162dde7419e6ee753dc5e")
-    table = [0, 0.0052083334885537624, 0.6666666865348816, 1, 0.3333333432674408, 0.5, 0.1666666716337204, 0.25]
-    state = b'{"quant_type": "fp4", "blocksize": 32, "dtype": "float32", "shape": [2, 32]}'
-    parts = {"weight": ("U8", np.frombuffer(codes, np.uint8)[:, None]),
-             "weight.absmax": ("F32", np.frombuffer(bytes.fromhex("c15f0740ad455a40"), np.float32)),
-             "weight.quant_map": ("F32", np.array([*table, *(-number for number in table)], np.float32)),
-             "weight.quant_state.bitsandbytes__fp4": ("U8", np.frombuffer(state, np.uint8))}
-    shape, bits, blocks, _ = bitsandbytes("w", {name: Tensor(*part, None) for name, part in parts.items()}, {})
-    assert (shape, bits) == ((2, 32), 4) and zlib.crc32(blocks(0, 2).numbers.tobytes()) == 3570014639
-
-
-@pytest.mark.parametrize("kind", ["nf4", "fp4"])
 @pytest.mark.parametrize("size, nested, storage", [(64, True, "uint8"), (256, False, "uint8"), (32, True, "bfloat16")])
-def test_bitsandbytes(kind, size, nested, storage):
+def test_bitsandbytes(size, nested, storage):
     """Packed and unpacked by bitsandbytes itself, also where a block runs on over the end of a row."""
     torch = pytest.importorskip("torch")
     library = pytest.importorskip("bitsandbytes.functional")
     w = torch.randn(300, 40)
-    codes, state = library.quantize_4bit(w, blocksize=size, quant_type=kind, compress_statistics=nested,
+    codes, state = library.quantize_4bit(w, blocksize=size, quant_type="nf4", compress_statistics=nested,
                                          quant_storage=getattr(torch, storage))
     stored = {"weight": codes} | {f"weight.{key}": value for key, value in state.as_dict(packed=True).items()}
     names = {torch.uint8: "U8", torch.float32: "F32", torch.bfloat16: "BF16"}
@@ -277,11 +245,6 @@ def change_tensors(path, **changes):
     ("int8 by output, 8 bits", {"weight_scale": ("float32", np.ones((64, 2)))}, "[64, 2], but the matrix [64, 64]"),
     ("int8 by output, 8 bits", {"weight": ("float8_e4m3fn", np.ones((64, 64)))}, "F8_E4M3, not I8"),
     ("int8 by output, 8 bits", {"weight_packed": ("uint8", np.ones((64, 64)))}, "q_proj is there twice"),
-    ("NVFP4", {"weight_global_scale": None}, "weight_global_scale is missing"),
-    ("NVFP4 of ModelOpt", {"weight_scale_2": ("float32", np.ones(64))}, "one common scale"),
-    ("NVFP4 of ModelOpt", {"pre_quant_scale": ("float32", np.ones(64))}, "q_proj.pre_quant_scale"),
-    ("auto-round, a smaller last group",
-     {"scales": ("float16", np.ones((2, 64))), "qzeros": ("int32", np.ones((2, 8)))}, "2 groups of its 64 inputs"),
     ("nf4", {STATE: ("uint8", [123, 255])}, "not valid JSON"),
     ("nf4", {STATE: text({"shape": [64, 2**70], "blocksize": 64})}, "names no sizes"),
     ("nf4", {STATE: text({"shape": [64, 63], "blocksize": 64, "nested_offset": 0, "nested_blocksize": 256})}, "absmax"),
@@ -296,10 +259,25 @@ def test_damaged_parts(tmp_path, case, changes, words):
     assert_one_line(message_of(qwen3.load_model, path), str(path), words)
 
 
+@pytest.mark.parametrize("case, changes, words", [
+    ("auto-round, GPTQ's packing", {"group_size": 48}, "only whole groups"),
+    ("nf4", {STATE: None, STATE.replace("nf4", "fp4"): text({"shape": [64, 64]})}, "lack the other parts")], ids=str)
+def test_files_for_gpus(tmp_path, case, changes, words):
+    """A smaller last group; and fp4, in a file whose config.json doesn't name it."""
+    path = make_random_model(CONFIG, tmp_path, "float32")
+    pack, settings = CASES[case]
+    if "group_size" in changes:
+        quantize_model(path, pack, settings | changes)
+    else:
+        quantize_model(path, pack, settings)
+        change_tensors(path, **changes)
+    assert_one_line(message_of(qwen3.load_model, path), words)
+
+
 def test_a_mixture_of_experts(tmp_path):
     """Its experts are quantized, its router is not; the file may hold more than the model computes with."""
     sizes = {"hidden_size": 64, "intermediate_size": 192, "moe_intermediate_size": 64}
-    for i, case in enumerate(("int8 by output, 8 bits", "NVFP4", "nf4", "FP8 and 4 bits mixed",
+    for i, case in enumerate(("int8 by output, 8 bits", "nf4", "FP8 and 4 bits mixed",
                               "auto-round, GPTQ's packing")):
         path = make_random_model(MOE | sizes, tmp_path / str(i), "float32")
         expected = quantize_model(path, *CASES[case])
@@ -311,7 +289,7 @@ def test_a_mixture_of_experts(tmp_path):
         assert np.sqrt(((logits[2] - logits[0])**2).mean()) < 0.1 * logits[0].std(), case
 
 
-@pytest.mark.parametrize("case", ["GPTQ, 4 bits", "NVFP4", "nf4"])
+@pytest.mark.parametrize("case", ["GPTQ, 4 bits", "FP8 by output", "nf4"])
 def test_buffers_are_ignored(tmp_path, case):
     """As in other files: positions and masks, which no model needs."""
     path = make_random_model(CONFIG, tmp_path, "float32")
@@ -341,11 +319,14 @@ SETTINGS = {
     "compressed, sparse": COMPRESSED | {"format": "sparse-24-bitmask"},
     "compressed, transforms": COMPRESSED | {"transform_config": {"config_groups": {"v": {"type": "hadamard"}}}},
     "FP6": compressed("mxfp6-pack-quantized", num_bits=6, type="float", group_size=32),
-    "FP4 in groups of 8": compressed("nvfp4-pack-quantized", num_bits=4, type="float", group_size=8),
+    "NVFP4": compressed("nvfp4-pack-quantized", num_bits=4, type="float", strategy="tensor_group", group_size=16),
+    "MXFP4": compressed("mixed-precision", num_bits=4, type="float", group_size=32),
+    "MXFP8": compressed("mxfp8-quantized", num_bits=8, type="float", group_size=32),
+    "FP4 of bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
     "auto-round, another packing": {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:marlin"},
     "auto-round, rotated": {"quant_method": "auto-round", "bits": 4, "rotation_config": {"hadamard": 1}},
     "auto-round, 8 bits of activations": {"quant_method": "auto-round", "bits": 4, "act_bits": 8},
-    "ModelOpt, AWQ": {"quant_method": "modelopt", "quant_algo": "W4A16_AWQ"},
+    "ModelOpt": {"quant_method": "modelopt", "quant_algo": "FP8", "config_groups": FLOAT["config_groups"]},
     "packed, no groups": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
     "HQQ": {"quant_method": "hqq", "bits": 4}, "none named": {"": 0},
     "FP8 with blocks of 2^70": {"quant_method": "fp8", "weight_block_size": [128, 2**70]},
@@ -356,7 +337,8 @@ SETTINGS = {
 def test_settings_that_are_not_supported(tmp_path, case):
     method = SETTINGS[case].get("quant_method", "unknown method")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": SETTINGS[case]}))
-    assert_one_line(message_of(Checkpoint(tmp_path).config), "quantization_config", method, "supported")
+    assert_one_line(message_of(Checkpoint(tmp_path).config), "quantization_config", method, "supported",
+                    "take a GGUF file")
 
 
 @pytest.mark.parametrize("settings, key, value", [

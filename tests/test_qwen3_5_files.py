@@ -50,7 +50,7 @@ def fp8(w, _settings):
 
 
 PUBLISHED = {name: CASES[name] for name in ("GPTQ, act-order", "AWQ, groups of 32", "auto-round, GPTQ's packing",
-                                            "compressed-tensors, act-order", "NVFP4", "NVFP4 of ModelOpt", "nf4")} | {
+                                            "compressed-tensors, act-order", "nf4")} | {
     "FP8 in blocks": (fp8, {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic",
                             "weight_per_tensor": False, "weight_block_size": [16, 16],
                             "modules_to_not_convert": ["lm_head", "mtp.fc"]})}

@@ -190,11 +190,9 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     kept = f"{getattr(model.weights, 'format', None)} {cache.dtype} {cache.k.shape[3]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
     folder = model.folder
-    while isinstance(folder, adapter.Adapted):
-        digest.update(str(folder.weight).encode())
+    if isinstance(folder, adapter.Adapted):
         for file in (adapter.ADAPTER_CONFIG, adapter.ADAPTER_WEIGHTS):
             digest.update((folder.adapter / file).read_bytes())
-        folder = folder.base
     for name, tensor in sorted(model.folder.stored().items()):
         digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
     return digest.hexdigest()

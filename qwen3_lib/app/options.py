@@ -74,7 +74,7 @@ def add_model_options(parser: argparse.ArgumentParser, default: str = "the small
         f"{default})")
     add("--offline", action="store_true", help="never use the network: only folders and downloaded models")
     add("--adapter", action="append", metavar="DIR", help="a folder with a LoRA adapter, which is merged into the "
-        "model while loading; may be repeated, DIR:0.5 takes half of its changes")
+        "model while loading")
 
 
 def add_engine_options(parser: argparse.ArgumentParser) -> None:

@@ -1,7 +1,6 @@
 """LoRA adapters in the layout of peft: adapter_config.json, and adapter_model.safetensors with small matrices.
 
-    Adapted(source, "folder")        a source of a model (its folder, a GGUF file) with the changes of an adapter
-    Adapted(source, "folder:0.5")    the changes half as strong
+    Adapted(source, "folder")    a source of a model (its folder, a GGUF file) with the changes of an adapter
 
 An adapter changes a matrix W [outputs, inputs] of its base model to W + scale * B A, with small matrices A [r, inputs]
 and B [outputs, r]. Source: Hu et al. 2021 (LoRA). The sum is computed while an engine reads W.
@@ -11,7 +10,7 @@ changes the head together with the embedding.
 """
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -41,12 +40,10 @@ class Adapted(Wrapped):
 
     def __init__(self, base: Folder, name: str | Path):
         super().__init__(base)
-        folder, _, weight = str(name).rpartition(":")
-        self.adapter, self.weight = Path(name), 1.0
-        if re.fullmatch(r"-?\d*\.?\d+", weight) and not self.adapter.is_dir():
-            self.adapter, self.weight = Path(folder), checked_number(f"weight of {folder}", float(weight), -100, 100)
+        self.adapter = Path(name)
         if absent := [file for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if not (self.adapter / file).is_file()]:
-            raise InputError(f"{self.adapter}: not a LoRA adapter: it has no {absent[0]}")
+            weighted = f"; for a part of its changes, {MERGE}" if re.search(r":-?\d*\.?\d+$", str(name)) else ""
+            raise InputError(f"{name}: not a LoRA adapter: it has no {absent[0]}{weighted}")
 
     def stored(self) -> dict[str, Any]:
         """The base's tensors, with the adapter's classification head, where it has one."""
@@ -70,18 +67,14 @@ class Adapted(Wrapped):
                   for name, tensor in map_safetensors(self.adapter / ADAPTER_WEIGHTS).items()}
         return {name: tensor for name, tensor in stored.items() if not name.startswith("model.visual.")}
 
-    def originals(self, config: Config) -> dict[str, Any]:
-        """The tensors without the changes of any adapter; of a tied head, too."""
-        stored = self.base.originals(config) if isinstance(self.base, Adapted) else self.base.tensors(config)
-        return {HEAD: stored[EMBEDDING]} | stored
-
     def tensors(self, config: Config) -> dict[str, Any]:
         """The base's tensors with the changes. A change of a tied embedding leaves the head as it is, and vice versa.
 
         Raises InputError for an adapter of another kind or of another model.
         """
         stored = self.base.tensors(config)
-        tensors, changes = {HEAD: stored[EMBEDDING]} | stored, dict(self.changes(config))
+        tensors = {HEAD: stored[EMBEDDING]} | stored
+        changes = dict(self.changes(tensors))
         for name, change in changes.items():
             if name not in tensors or tensors[name].shape != change.shape:
                 there = list(tensors[name].shape) if name in tensors else "it is absent"
@@ -94,7 +87,7 @@ class Adapted(Wrapped):
             del tensors[HEAD]
         return tensors
 
-    def changes(self, config: Config) -> Iterator[tuple[str, "Change"]]:
+    def changes(self, originals: Mapping[str, AnyTensor]) -> Iterator[tuple[str, "Change"]]:
         """(name of the base's tensor, its change). Raises InputError for tensors that are no such matrices."""
         pairs, rooted = dict[str, dict[str, np.ndarray]](), self.settings.get("use_rslora")
         for name, tensor in self.files.items():
@@ -103,7 +96,7 @@ class Adapted(Wrapped):
                 if array.ndim != 2 or not np.isfinite(array).all():
                     raise InputError(f"{self.adapter}: {brief(name)} is no matrix, or has NaN or infinity")
             elif not name.startswith("score."):  # peft saves embedding and head, too, where it changes one of them
-                original = self.originals(config).get(full_name(name.replace(".base_layer.", ".")))
+                original = originals.get(full_name(name.replace(".base_layer.", ".")))
                 if original is None or not equal(original, tensor):
                     raise InputError(f"{self.adapter}: {brief(name)} is not supported, only lora_A and lora_B are; "
                                      f"{MERGE}")
@@ -112,8 +105,8 @@ class Adapted(Wrapped):
                 arrays = {"A": arrays["embedding_B"].T, "B": arrays["embedding_A"].T}
             if arrays.keys() != {"A", "B"} or len(arrays["A"]) == 0 or arrays["B"].shape[1] != len(arrays["A"]):
                 raise InputError(f"{self.adapter}: lora_A and lora_B of {brief(module)} don't belong together")
-            rank, alpha = len(arrays["A"]), self.alpha(module)
-            scale = self.weight * alpha / (math.sqrt(rank) if rooted else rank)
+            rank = len(arrays["A"])
+            scale = self.alpha(module) / (math.sqrt(rank) if rooted else rank)
             yield f"{full_name(module)}.weight", Change(arrays["A"], arrays["B"], scale)
 
     def alpha(self, module: str) -> float:
@@ -164,5 +157,5 @@ def adapted(base: AnyTensor, change: Change) -> PackedTensor:
         product = change.scale * (change.b[start:stop].astype(np.float64) @ change.a)  # whose order of sums is unknown
         return Blocks(np.add(rows_of(base, start, stop), product).astype(np.float32))
 
-    kept = base.kept if isinstance(base, PackedTensor) else "BF16" if base.dtype == "BF16" else "F32"
-    return PackedTensor("F32", change.shape, blocks, base.mapping, kept=kept)
+    bits = base.bits if isinstance(base, PackedTensor) else 16 if base.dtype == "BF16" else 32
+    return PackedTensor("F32", change.shape, blocks, base.mapping, max(bits, 16))

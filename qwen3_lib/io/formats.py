@@ -19,14 +19,14 @@ import numpy as np
 
 from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json, some
 from qwen3 import DTYPES, Tensor, checked_number, to_float32
-from qwen3_lib.io.schemes import (Settings, auto_round_schemes, awq_schemes, compressed_schemes, fp8_schemes,
-                                  gptq_schemes, group_schemes)
+from qwen3_lib.io.schemes import (Settings, auto_round_schemes, awq_schemes, bitsandbytes_schemes, compressed_schemes,
+                                  fp8_schemes, gptq_schemes)
 from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, scaled
 
 Grouped = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 Parts = Mapping[str, Tensor]
 FLOATS = " ".join(DTYPES)
-E2M1 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # twice the 16 numbers of FP4
+TAKE = "take a GGUF file, FP8, or the model in bfloat16; python qwen3_numba.py --quantize int8 quantizes it"
 Unpacked = tuple[tuple[int, int], int, Callable[[int, int], Blocks], int]  # shape, bits, blocks, group of PackedTensor
 
 
@@ -97,8 +97,10 @@ def groups_of(name: str, inputs: int, size: int, parts: Parts, index: str = "") 
 
 
 def check_groups(name: str, inputs: int, size: int, n_groups: int) -> None:
-    """Raises InputError unless n_groups is the number of groups of so many inputs."""
-    if n_groups != -(-inputs // size):
+    """Raises InputError unless so many inputs are n_groups whole groups."""
+    if inputs % size:
+        raise InputError(f"{name} has {inputs} inputs in groups of {size}; only whole groups are supported; {TAKE}")
+    if n_groups != inputs // size:
         raise InputError(f"{name} has scales for {n_groups} groups of its {inputs} inputs, but config.json says groups "
                          f"of {size}")
 
@@ -115,13 +117,6 @@ def fp8_table() -> np.ndarray:
 
 
 FP8 = fp8_table()
-
-
-def float32_of(tensor: Tensor) -> np.ndarray:
-    """Scales as float32: of a float type, in FP8, or (MX) in bytes, the exponent of 2 plus 127."""
-    if tensor.dtype in ("U8", "F8_E8M0"):
-        return np.ldexp(np.float32(1), tensor.data.astype(np.int32) - 127)
-    return FP8.take(tensor.data) if tensor.dtype == "F8_E4M3" else to_float32(tensor)
 
 
 def spread(name: str, part: str, parts: Parts, shape: tuple[int, int],
@@ -149,18 +144,18 @@ def eight_bits(name: str, parts: Parts, settings: Settings) -> Unpacked:
     shape, weight = matrix(name, "weight", parts), parts["weight"].data
     factor = "weight_scale_inv" if "weight_scale_inv" in parts else "weight_scale"
     is_float = settings["type"] == "float"
-    expect(name, parts, {"weight": "F8_E4M3" if is_float else "I8", factor: f"{FLOATS} U8 F8_E8M0",
-                         "weight_zero_point": "I8"}, {})
+    expect(name, parts, {"weight": "F8_E4M3" if is_float else "I8", factor: FLOATS, "weight_zero_point": "I8"},
+           {})
     block = block_shape(settings, shape)
     scales, group = spread(name, factor, parts, shape, block), groups_of(name, shape[1], block[1], parts)
     if is_float:
         return shape, 8, lambda start, stop: Blocks(scaled(FP8.take(weight[start:stop]),
-                                                           float32_of(scales(start, stop)),
+                                                           to_float32(scales(start, stop)),
                                                            group=group)), 0
     zeros = spread(name, "weight_zero_point", parts, shape, block) if "weight_zero_point" in parts else None
 
     def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        q, scale = weight[start:stop].astype(np.int16), float32_of(scales(start, stop))
+        q, scale = weight[start:stop].astype(np.int16), to_float32(scales(start, stop))
         return q if zeros is None else less_zero(q, zeros(start, stop).data, group), scale
 
     return grouped(shape, settings["bits"], numbers_of, block[1], group)
@@ -220,18 +215,15 @@ def auto_round(name: str, parts: Parts, settings: Settings) -> Unpacked:
     return (awq if settings["layout"] == "awq" else gptq)(name, parts, settings)
 
 
-# ---- compressed-tensors and ModelOpt ---------------------------------------------------------------------------------
+# ---- compressed-tensors ----------------------------------------------------------------------------------------------
 
 def compressed(name: str, parts: Parts, settings: Settings) -> Unpacked:
     """A matrix in the layout of its scheme."""
-    if "pre_quant_scale" in parts:
-        raise InputError(f"{name}.pre_quant_scale: a matrix whose inputs are scaled is not supported")
     if "weight" in parts and "weight_packed" in parts:
         raise InputError(f"{name} is there twice, as weight and as weight_packed")
     packed = "weight_packed" in parts
     need(name, parts, "weight_packed" if packed else "weight", *["weight_zero_point"] * settings["zero_point"])
-    is_fp4 = (settings["type"], settings["bits"]) == ("float", 4)
-    return (fp4 if is_fp4 else pack_quantized if packed else eight_bits)(name, parts, settings)
+    return (pack_quantized if packed else eight_bits)(name, parts, settings)
 
 
 def pack_quantized(name: str, parts: Parts, settings: Settings) -> Unpacked:
@@ -257,40 +249,14 @@ def pack_quantized(name: str, parts: Parts, settings: Settings) -> Unpacked:
         if "weight_zero_point" in parts:
             some_words = parts["weight_zero_point"].data[start // per_word:-(-stop // per_word)]
             zero = unpack(some_words, bits, 0)[:stop - start]
-        return less_zero(q[:, :n_columns], zero, group), float32_of(scales(start, stop))
+        return less_zero(q[:, :n_columns], zero, group), to_float32(scales(start, stop))
 
     return grouped(shape, bits, numbers_of, block[1], group)
 
 
-def fp4(name: str, parts: Parts, settings: Settings) -> Unpacked:
-    """NVFP4 and MXFP4: W = FP4 number * scale of its group; two neighbouring inputs in a byte, the lower bits first.
-
-    NVFP4's scales are in FP8: divided by weight_global_scale (compressed-tensors), or times weight_scale_2 (ModelOpt).
-    """
-    part = "weight_packed" if "weight_packed" in parts else "weight"
-    n_rows, n_bytes = matrix(name, part, parts)
-    shape, width = (n_rows, 2 * n_bytes), settings["block"][1]
-    common = "weight_scale_2" if "weight_scale_2" in parts else "weight_global_scale"
-    is_nv = parts["weight_scale"].dtype == "F8_E4M3"
-    need(name, parts, *[common] * is_nv)
-    expect(name, parts, {part: "U8", "weight_scale": "F8_E4M3" if is_nv else "U8 F8_E8M0", common: FLOATS}, {})
-    if shape[1] % width or is_nv and parts[common].data.size != 1:
-        raise InputError(f"{name}: {shape[1]} inputs in groups of {width} with one common scale aren't there")
-    scales = spread(name, "weight_scale", parts, shape, (1, width))
-
-    def numbers_of(start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-        scale = float32_of(scales(start, stop))
-        if is_nv:
-            factor = to_float32(parts[common]).reshape(())
-            scale = scale * factor if common == "weight_scale_2" else scale / factor
-        return E2M1.take(unpack(parts[part].data[start:stop], 4, 1)), scale * np.float32(0.5)
-
-    return grouped(shape, 5, numbers_of, width, None)  # whole numbers from -12 to 12
-
-
 # ---- bitsandbytes ----------------------------------------------------------------------------------------------------
 
-NF4_STATES = ("weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4")
+NF4_STATE = "weight.quant_state.bitsandbytes__nf4"
 
 
 def bitsandbytes(name: str, parts: Parts, _settings: Settings) -> Unpacked:
@@ -301,16 +267,15 @@ def bitsandbytes(name: str, parts: Parts, _settings: Settings) -> Unpacked:
     """
     if "SCB" in parts:
         return int8(name, parts)
-    key = next(state for state in NF4_STATES if state in parts)
-    expect(name, parts, {key: "U8"}, {})
-    state = parse_json(parts[key].data.tobytes(), f"{name}.{key}")
+    expect(name, parts, {NF4_STATE: "U8"}, {})
+    state = parse_json(parts[NF4_STATE].data.tobytes(), f"{name}.{NF4_STATE}")
     shape = state.get("shape") if isinstance(state, dict) else None
     sizes = [*shape, state.get("blocksize"), state.get("nested_blocksize", 1)] if isinstance(shape, list) else []
     if len(sizes) != 4 or not all(is_whole(number, 1) and number <= 2**20 for number in sizes):
-        raise InputError(f"{name}.{key} names no sizes of a quantized matrix: {brief(state, 80)}")
+        raise InputError(f"{name}.{NF4_STATE} names no sizes of a quantized matrix: {brief(state, 80)}")
     (n_rows, n, size, group), nested = sizes, "weight.nested_absmax" in parts
     n_blocks = -(-n_rows * n // size)
-    offset = np.float32(checked_number(f"{name}.{key}: nested_offset", state.get("nested_offset", 0), -1e30, 1e30))
+    offset = np.float32(checked_number(f"{name}.{NF4_STATE}: nested_offset", state.get("nested_offset", 0), -1e30, 1e30))
     need(name, parts, "weight.absmax", "weight.quant_map", *["weight.nested_quant_map"] * nested)
     expect(name, parts, {"weight.absmax": "U8" if nested else "F32", "weight.quant_map": "F32",
                          "weight.nested_absmax": "F32", "weight.nested_quant_map": "F32"},
@@ -361,8 +326,7 @@ class Method(NamedTuple):
 
 
 FP8_SCALES, PACKED_PARTS = ("weight_scale_inv",), ("qweight", "qzeros", "scales")
-OPTIONAL_PARTS = ("weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx", "weight_global_scale",
-            "weight_scale_2", "pre_quant_scale")
+OPTIONAL_PARTS = ("weight", "weight_packed", "weight_shape", "weight_zero_point", "weight_g_idx")
 NESTED = ("weight.absmax", "weight.quant_map", "weight.nested_absmax", "weight.nested_quant_map", "weight_format")
 METHODS = {
     "fp8": Method(FP8_SCALES, ("weight",), FP8_SCALES, eight_bits, fp8_schemes),
@@ -370,9 +334,8 @@ METHODS = {
     "gptq": Method(("qweight",), PACKED_PARTS, ("g_idx",), gptq, gptq_schemes),
     "auto-round": Method(("qweight",), PACKED_PARTS, ("g_idx",), auto_round, auto_round_schemes),
     "compressed-tensors": Method(("weight_scale",), ("weight_scale",), OPTIONAL_PARTS, compressed, compressed_schemes),
-    "modelopt": Method(("weight_scale",), ("weight_scale",), OPTIONAL_PARTS, compressed, group_schemes),
-    "bitsandbytes": Method((*NF4_STATES, "SCB"), ("weight",), (*NF4_STATES, "SCB", *NESTED), bitsandbytes,
-                           lambda _: [{}]),
+    "bitsandbytes": Method((NF4_STATE, "SCB"), ("weight",), (NF4_STATE, "SCB", *NESTED), bitsandbytes,
+                           bitsandbytes_schemes),
 }
 # What is needed only to quantize activations or the KV cache: k_proj.k_scale, q_proj.input_zero_point, ...
 AT_RUN_TIME = re.compile(r".*\.(input|output|[qkv])(_global)?_(scale|zero_point)")
@@ -388,12 +351,11 @@ def check_settings(about: Any, file: Path) -> tuple[str, list[Settings]]:
     if not isinstance(about, dict) or name not in METHODS:
         raise InputError(f"{file}: quantization_config: a checkpoint quantized by "
                          f"{brief('an unknown method' if method is None else method)} is not supported, only "
-                         f"{', '.join(METHODS)} and GGUF are; take one of these, or the model in bfloat16; python "
-                         "qwen3_numba.py --quantize int8 quantizes it")
+                         f"{', '.join(METHODS)} and GGUF are; {TAKE}")
     try:
         return name, METHODS[name].schemes(about)
     except ValueError as error:
-        raise InputError(f"{file}: quantization_config: {name} with {error} supported") from error
+        raise InputError(f"{file}: quantization_config: {name} with {error} supported; {TAKE}") from error
 
 
 def unpacked(stored: Mapping[str, Tensor], method: str, schemes: list[Settings], folder: Path) -> dict[str, AnyTensor]:

@@ -26,7 +26,7 @@ from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
-def open_model(name: str, offline: bool = False, adapter: str | Path | list[str | Path] | None = None) -> Folder:
+def open_model(name: str, offline: bool = False, adapter: str | Path | list[str] | None = None) -> Folder:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
     path = resolve_model(name, offline)
     folder: Any = source_of(path)
@@ -34,9 +34,10 @@ def open_model(name: str, offline: bool = False, adapter: str | Path | list[str 
         if adapter is not None:
             raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
         folder = Quantized(folder, *quantized)
-    for one in adapter if isinstance(adapter, list) else [] if adapter is None else [adapter]:
-        folder = Adapted(folder, one)
-    return folder  # type: ignore[no-any-return]
+    one, *more = adapter if isinstance(adapter, list) else [adapter]  # --adapter may be repeated
+    if more:
+        raise InputError(f"{one}, {', '.join(map(str, more))}: only one adapter can be added; merge them with peft first")
+    return folder if one is None else Adapted(folder, one)  # type: ignore[return-value]
 
 
 def source_of(path: Path) -> Folder:

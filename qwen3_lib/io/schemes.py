@@ -14,8 +14,8 @@ Settings = Mapping[str, Any]
 PACKINGS = {"auto": "gptq", "auto_round:gptq": "gptq", "auto_round:auto_gptq": "gptq", "auto_round": "gptq_v2",
             "auto_round:auto_gptq:exllamav2": "gptq", "auto_round:gptqmodel": "gptq_v2", "auto_round:awq": "awq",
             "auto_round:auto_awq": "awq"}
-CT_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "nvfp4-pack-quantized",
-         "mxfp4-pack-quantized", "mxfp8-quantized", "mixed-precision")
+CT_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized",
+         "mixed-precision")
 
 
 def fp8_schemes(about: Settings) -> list[Settings]:
@@ -72,15 +72,11 @@ def auto_round_schemes(about: Settings) -> list[Settings]:
 
 
 def compressed_schemes(about: Settings) -> list[Settings]:
+    """The schemes in config_groups, each for some of the matrices: bits, and the blocks that share a scale."""
     if about.get("format") not in CT_FORMATS:
         raise ValueError(f"format {brief(about.get('format'))}; only {some(CT_FORMATS, len(CT_FORMATS))} are")
     if about.get("transform_config") not in (None, {}, {"config_groups": {}}):
         raise ValueError("transform_config, which changes activations, is not")
-    return group_schemes(about)
-
-
-def group_schemes(about: Settings) -> list[Settings]:
-    """The schemes in config_groups, each for some of the matrices: bits, and the blocks that share a scale."""
     groups = about.get("config_groups")
     if not isinstance(groups, dict) or not all(isinstance(group, dict) for group in groups.values()):
         raise ValueError(f"config_groups = {brief(groups)} are not")
@@ -90,13 +86,19 @@ def group_schemes(about: Settings) -> list[Settings]:
         kind, bits, size = own.get("type", "int"), own.get("num_bits", 8), own.get("group_size")
         usual = "tensor" if size is None else "channel" if size == -1 else "group"
         blocks: dict[str, Any] = {"tensor": [None, None], "channel": [1, None], "group": [1, size or 0],
-                                  "tensor_group": [1, size or 0], "block": own.get("block_structure")}
+                                  "block": own.get("block_structure")}
         block: Any = blocks.get(str(own.get("strategy") or usual))
-        known = (kind, bits) in [("int", 2), ("int", 4), ("int", 8), ("float", 4), ("float", 8)] and is_whole(bits, 2)
-        if not known or not is_block(block) or (kind, bits) == ("float", 4) and block[1] not in (16, 32):
+        known = (kind, bits) in [("int", 2), ("int", 4), ("int", 8), ("float", 8)] and is_whole(bits, 2)
+        if not known or not is_block(block):
             raise ValueError(f"weights of {brief(weights, 200)} are not")
         schemes.append({"type": kind, "bits": bits, "block": block, "zero_point": own.get("symmetric") is False,
                         "act_order": own.get("actorder") in ("group", "dynamic", True)})
     if not schemes:
         raise ValueError("config_groups without weights are not")
     return schemes
+
+
+def bitsandbytes_schemes(about: Settings) -> list[Settings]:
+    if about.get("load_in_4bit") and about.get("bnb_4bit_quant_type", "nf4") != "nf4":  # 8 bits: named, but unused
+        raise ValueError(f"bnb_4bit_quant_type = {brief(about['bnb_4bit_quant_type'])}; only nf4 is")
+    return [{}]

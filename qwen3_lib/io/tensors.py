@@ -14,7 +14,7 @@ from qwen3_lib.io.errors import InputError
 
 # The parts of packed tensors, which formats.py and gguf_file.py understand.
 PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
-    "F8_E4M3": np.dtype("u1"), "F8_E8M0": np.dtype("u1"), "U8": np.dtype("u1"), "I8": np.dtype("i1"),
+    "F8_E4M3": np.dtype("u1"), "U8": np.dtype("u1"), "I8": np.dtype("i1"),
     "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
 
 EMBEDDING = "model.embed_tokens.weight"
@@ -46,16 +46,15 @@ class PackedTensor(NamedTuple):
 
     blocks(start, stop) gives these rows; start is a multiple of ROWS_AT_ONCE.
     `dtype` is what data gives: "F32", the exact numbers, or "BF16", the nearest ones in half the memory.
-    bits: of a number in the file, without its share of the scales; 16 if an adapter has changed the matrix.
-    kept: the dtype in which the fast engine keeps the matrix, unless it packs it.
+    bits: of a number in the file, without its share of the scales. A matrix that an adapter has changed has 16, in
+    which the fast engine rounds it to bfloat16, or 32, if its base was float16 or float32.
     group: the columns that share a scale; 0 where blocks give values. factored: whether blocks have factors.
     """
     dtype: str
     shape: tuple[int, int]
     blocks: Callable[[int, int], Blocks]
     mapping: mmap.mmap
-    bits: int = 16
-    kept: str = "BF16"
+    bits: int
     group: int = 0
     factored: bool = False
 

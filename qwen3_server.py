@@ -47,6 +47,7 @@ from qwen3_lib.io.errors import brief, counted
 try:
     import uvicorn
 
+    from qwen3_lib.server.protocol import Protocol
     from qwen3_lib.server.rendering import Renderer
     from qwen3_lib.server.web import LOCAL, Limits, make_app
     from qwen3_lib.server.worker import Worker
@@ -180,7 +181,7 @@ def run(args: argparse.Namespace) -> int:
     worker = Worker(lambda: open_batch(args, aligner), args.queue, on_end, on_load)
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
     app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose, most_pixels, aligner))
-    server = Uvicorn(uvicorn.Config(app, http="h11", ws="none", log_level="warning",
+    server = Uvicorn(uvicorn.Config(app, http=Protocol, ws="none", log_level="warning",
                                     server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
     if not local and key is None:
         note("Warning: every machine that reaches this address may ask. --api-key-file demands a key.")

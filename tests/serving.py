@@ -15,6 +15,7 @@ import uvicorn
 from configs import ROOT
 from qwen3_lib.generation.batch import Batch
 from qwen3_lib.server import web
+from qwen3_lib.server.protocol import Protocol
 from qwen3_lib.server.web import Limits, make_app
 from qwen3_lib.server.worker import Worker
 
@@ -30,7 +31,7 @@ class Served:
         self.worker = Worker(lambda: Batch(model() if callable(model) else model, slots, longest, kept), queue,
                              self.errors.append)
         app = make_app(self.worker, Limits(**{"seconds": 60, "hosts": web.LOCAL} | limits))
-        self.server = uvicorn.Server(uvicorn.Config(app, port=0, http="h11", log_level="warning"))
+        self.server = uvicorn.Server(uvicorn.Config(app, port=0, http=Protocol, log_level="warning"))
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
         until(lambda: self.server.started)

@@ -13,6 +13,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
+import pytest
+
 from configs import FORM
 from helpers import assert_one_line
 from qwen3 import chat
@@ -267,6 +269,49 @@ def test_hostile_bodies_are_refused_and_hold_up_nobody(demo):
     for path, status, value in got:
         assert status in (400, 413), (path, value)
         assert_one_line(value["error"]["message"])
+
+
+def test_a_body_in_tiny_parts_is_cut_off(demo):
+    """Before and after the refusal of a key: 24 MB on the wire, in chunks of one byte, don't come through."""
+    head = b"POST %s HTTP/1.1\r\nHost: localhost\r\n%sTransfer-Encoding: chunked\r\n\r\n"
+    with Served(demo, key="secret") as served:
+        for more in (b"", b"Authorization: Bearer secret\r\n"):
+            with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+                connection.sendall(head % (b"/v1/chat/completions", more))
+                with pytest.raises(ConnectionError):
+                    for _ in range(400):
+                        connection.sendall(b"1\r\na\r\n" * 10_000)
+            with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+                connection.sendall(head % (b"/tokenize", more) + b"f\r\n" + b'{"content": "a ' + b"\r\n")
+                for _ in range(1000):
+                    connection.sendall(b"400\r\n" + b"a " * 512 + b"\r\n")
+                connection.sendall(b'2\r\n"}\r\n0\r\n\r\n')
+                assert connection.recv(2**16).startswith(b"HTTP/1.1 %d " % (400 if more else 401))
+        assert served.ask("/health")[0] == 200
+
+
+def test_large_bodies_are_checked_one_at_a_time(demo, monkeypatch):
+    """Each takes a second of Python, and six together would take it from everybody else."""
+    running, most = [], []
+
+    def check(model, body, door):
+        running.append(body)
+        most.append(len(running))
+        time.sleep(0.05)
+        running.remove(body)
+        return {}
+
+    monkeypatch.setitem(web.ANSWERS, "/tokenize", check)
+    with Served(demo) as served:
+        for length, expected in ((web.LARGE_BODY, {1}), (10, {1, 2, 3, 4, 5, 6})):
+            most.clear()
+            threads = [threading.Thread(target=served.ask, args=("/tokenize", {"i": i, "content": "a" * length}))
+                       for i in range(6)]
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                thread.join(60)
+            assert len(most) == 6 and {*most} <= expected and (len({*most}) > 1) == (length == 10)
 
 
 def test_many_connections_and_slow_senders(demo, monkeypatch):

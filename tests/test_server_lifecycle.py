@@ -45,16 +45,18 @@ def test_too_much_at_once_is_refused_for_a_moment(demo, monkeypatch):
     monkeypatch.setattr(rendering, "RENDERING_SECONDS", 0.01)
     renderer, new = Renderer(demo.tokenizer, "demo"), {"schema": {"enum": ["new"]}}
     with Served(dataclasses.replace(demo, tokenizer=renderer)) as served:
-        for lock, fields in ((vetting.ONE_CHILD, new), (renderer.lock, {})):
+        for lock, fields in ((vetting.ONE_CHILD, new), (renderer.short.lock, {})):
             with lock:
                 status, value, headers = served.ask("/v1/chat/completions", {"messages": FRANCE} | fields)
             assert status == 503 and headers["retry-after"] and "try again" in value["error"]["message"]
             assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1} | fields)[0] == 200
+        with renderer.long.lock:  # which holds up no short conversation
+            assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 1})[0] == 200
+            assert served.ask("/v1/chat/completions", {"messages": FRANCE * 4096})[0] == 503
         monkeypatch.setattr(vetting, "WAITING", threading.Semaphore(0))
         fields = {"messages": FRANCE, "max_tokens": 1, "schema": {"enum": ["newer"]}}
         assert served.ask("/v1/chat/completions", fields)[0] == 503
-    renderer.child.kill()
-    renderer.child.wait()
+    renderer.end()
 
 
 def test_clients_that_leave_free_their_slots(demo):
@@ -279,12 +281,10 @@ def test_a_template_that_never_ends_is_given_up(demo, monkeypatch):
     for template in TEMPLATES:
         renderer = Renderer(Tokenizer(demo.tokenizer.backend, template), "strangers")
         assert_one_line(message_of(renderer.apply_chat_template, FRANCE), "the chat template")
-        renderer.child.kill()
-        renderer.child.wait()
+        renderer.end()
     renderer = Renderer(demo.tokenizer, "demo")
-    renderer.child.kill()
+    renderer.short.process.kill()
     assert_one_line(message_of(renderer.apply_chat_template, FRANCE), "given up")
     for options in ({}, {"enable_thinking": False}, {"tools": [WEATHER], "add_generation_prompt": False}):
         assert renderer.apply_chat_template(FRANCE, **options) == demo.tokenizer.apply_chat_template(FRANCE, **options)
-    renderer.child.kill()
-    renderer.child.wait()
+    renderer.end()

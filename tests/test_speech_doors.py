@@ -172,6 +172,23 @@ def test_an_upload_that_doesnt_come(served, monkeypatch):
         assert b"408" in received(connection, b"has not come within")
 
 
+@pytest.mark.parametrize("charset", ["punycode", "undefined", "idna", "utf-16", "UTF-8"])
+def test_a_form_is_read_as_utf_8_whatever_charset_it_names(served, charset):
+    """punycode takes minutes for a megabyte."""
+    body, _ = form(SOUND, '--x\r\nContent-Disposition: form-data; name="fié"\r\n\r\nx\r\n')
+    headers = {"Content-Type": f"multipart/form-data; charset={charset}; boundary=x"}
+    status, answer, _ = served.ask(ROUTE, body, headers)
+    assert status == 400 and "unknown field fié" in answer["error"]["message"]
+
+
+def test_a_form_that_holds_no_file_is_refused_before_it_comes(served):
+    """12 MB of "&" are millions of empty fields."""
+    with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+        connection.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 12000000\r\n"
+                           b"Content-Type: application/x-www-form-urlencoded\r\n\r\n&" % ROUTE.encode())
+        assert connection.recv(2**16).startswith(b"HTTP/1.1 400 ")
+
+
 def test_a_server_without_python_multipart_names_it(served, monkeypatch):
     monkeypatch.setattr(transcriptions, "find_spec", lambda name: None)
     status, answer, _ = served.ask(ROUTE, *form(SOUND))

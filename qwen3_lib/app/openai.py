@@ -85,7 +85,7 @@ ALSO_NEUTRAL = {"reasoning_format": "deepseek",  # the thought in reasoning_cont
 # reasoning_effort -> enable_thinking, thinking_budget
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None), "max": (True, None)}
-MOST_PICTURES, MOST_MESSAGES = 32, 4096  # of a request
+MOST_PICTURES, MOST_MESSAGES, MOST_TOOLS = 32, 4096, 1024  # of a request
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
 
@@ -219,6 +219,8 @@ def thoughts_of(model: Model, body: Body, default: bool | None) -> tuple[bool | 
 def tools_of(body: Body) -> tuple[list[dict[str, Any]] | None, list[dict[str, Any]]]:
     """(tools in the prompt, tools of which one must be called)."""
     tools, choice = body.get("tools") or None, body.get("tool_choice", "auto")
+    if isinstance(tools, list) and len(tools) > MOST_TOOLS:
+        raise Refusal(400, f"there are {len(tools):,} tools; at most {MOST_TOOLS:,} are taken", "tools")
     if tools is not None:
         checked_tools(tools, "tools")
     if choice == "none":

@@ -19,50 +19,70 @@ from qwen3_lib.server.vetting import child_of
 from tokenizer_utils import InputError, Tokenizer
 
 RENDERING_SECONDS, RENDERING_MEMORY = 5, 2**30  # of the processor for a conversation; bytes
-LONGEST_PROMPT = 2**25  # characters
+LONGEST_PROMPT, SHORT = 2**25, 2**16  # characters of a prompt, and of a short conversation in JSON
 
 
-class Renderer(Tokenizer):
-    """A tokenizer that lets a child process render. A conversation that ends the child gets an InputError."""
+class Child:
+    """A process that renders one conversation after another."""
 
-    def __init__(self, tokenizer: Tokenizer, source: str):
-        super().__init__(tokenizer.backend, tokenizer.chat_template, tokenizer.named_tokens, source)
-        self.about, self.lock = [tokenizer.chat_template, tokenizer.named_tokens, source], threading.Lock()
+    def __init__(self, about: list[Any]):
+        self.about, self.lock = about, threading.Lock()
         self.start()  # now, because it takes 0.3 s
 
     def start(self) -> None:
-        self.child = subprocess.Popen(**child_of(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
-                                      stderr=subprocess.DEVNULL, encoding="utf-8")
-        self.write(self.about)
+        self.process = subprocess.Popen(**child_of(__name__), stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                        stderr=subprocess.DEVNULL, encoding="utf-8")
+        self.write(json.dumps(self.about))
 
-    def write(self, value: Any) -> None:
-        assert self.child.stdin is not None
-        self.child.stdin.write(json.dumps(value) + "\n")
-        self.child.stdin.flush()
+    def write(self, line: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(line + "\n")
+        self.process.stdin.flush()
 
-    def apply_chat_template(self, *args: Any, **options: Any) -> str:
+    def answer(self, line: str) -> str:
+        """What the process writes for a line; an empty text where that ends it. Raises Refusal if it has no time."""
         if not self.lock.acquire(timeout=RENDERING_SECONDS):
             raise Refusal(503, "other conversations are being rendered; try again", headers={"Retry-After": "2"})
         try:
             try:
-                self.write([args, options])
-                assert self.child.stdout is not None
-                answer = self.child.stdout.readline()
-            except OSError:  # the child has ended
+                self.write(line)
+                assert self.process.stdout is not None
+                answer = self.process.stdout.readline()
+            except OSError:  # it has ended
                 answer = ""
             if not answer:
-                self.child.kill()
-                self.child.wait()
+                self.end()
                 self.start()
+            return answer
         finally:
             self.lock.release()
-        if not answer:
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Renderer(Tokenizer):
+    """A tokenizer that lets child processes render. A conversation that ends its child gets an InputError."""
+
+    def __init__(self, tokenizer: Tokenizer, source: str):
+        super().__init__(tokenizer.backend, tokenizer.chat_template, tokenizer.named_tokens, source)
+        # Long conversations have a child of their own, so that they hold up each other only.
+        self.short, self.long = (Child([tokenizer.chat_template, tokenizer.named_tokens, source]) for _ in range(2))
+
+    def apply_chat_template(self, *args: Any, **options: Any) -> str:
+        line = json.dumps([args, options])
+        if not (answer := (self.short if len(line) <= SHORT else self.long).answer(line)):
             raise InputError(f"the chat template was given up: it takes more than {RENDERING_SECONDS} seconds or "
                              f"{RENDERING_MEMORY / 1e9:.0f} GB")
         text, error = json.loads(answer)
         if error is not None:
             raise InputError(error)
         return str(text)
+
+    def end(self) -> None:
+        self.short.end()
+        self.long.end()
 
 
 def main() -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import AsyncIterator
 from concurrent.futures import Executor
@@ -53,7 +54,12 @@ async def form_of(request: Request) -> Body:
             raise Refusal(413, f"the upload has more than {LARGEST_UPLOAD:,} bytes; FLAC and MP3 take fewer", "file")
         return message
 
-    limited = Request(request.scope, receive)
+    kind, _, rest = request.headers.get("content-type", "").partition(";")
+    boundary = re.search(r'\bboundary=("?)([^";]{1,70})\1', rest, re.I)  # no charset: punycode takes minutes
+    if kind.strip().lower() != "multipart/form-data" or not boundary:
+        raise Refusal(400, "there must be a form (multipart/form-data with a boundary) with a file", "file")
+    about = (b"content-type", b'multipart/form-data; boundary="%s"' % boundary[2].strip().encode("latin-1"))
+    limited = Request({**request.scope, "headers": [about]}, receive)
     try:
         async with asyncio.timeout(UPLOAD_SECONDS), limited.form(max_files=1, max_fields=64,
                                                                  max_part_size=2**16) as form:

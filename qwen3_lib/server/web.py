@@ -9,7 +9,7 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -40,6 +40,7 @@ from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stop
 from qwen3_vision import sees
 
 LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body; seconds until it comes
+LARGE_BODY = 2**20  # bytes; a larger one waits for others that are: checking it takes a second of Python
 MOST_COMMAS = 2**19  # in a body: parsing millions of small values would hold up the others for seconds
 THREADS = 64  # for what requests compute beside the event loop and the model
 CHAT_PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
@@ -129,6 +130,7 @@ async def body_of(request: Request) -> Body:
                     raise Refusal(413, f"the body has more than {LARGEST_BODY} bytes")
     except TimeoutError as error:
         raise Refusal(408, f"the body has not come within {BODY_SECONDS} seconds") from error
+    request.scope["is_large"] = len(content) > LARGE_BODY
     if (n := content.count(b",")) > MOST_COMMAS:
         raise Refusal(413, f"the body has {n:,} commas; at most {MOST_COMMAS:,} are taken")
     try:
@@ -263,6 +265,7 @@ class Server:
 
     def __init__(self, worker: Worker, limits: Limits):
         self.worker, self.limits, self.started = worker, limits, int(time.time())
+        self.large = ThreadPoolExecutor(1)  # checks large bodies
         self.eyes = ThreadPoolExecutor(1)  # decodes the pictures of one request after another, in the same memory
         self.ears = ThreadPoolExecutor(4)  # decode sounds, and hear them in turns
 
@@ -274,19 +277,21 @@ class Server:
         """The response of a function of ANSWERS, which runs beside the event loop."""
         model, body, began = self.worker.model, await body_of(request), time.monotonic()
         try:
-            value = await self.unless_over(request, self.value_of(partial(answer, model, body)))
+            value = await self.unless_over(request, self.value_of(
+                partial(answer, model, body), self.large if request.scope["is_large"] else None))
             if isinstance(value, GenerationRequest):
                 return await self.generated(request, value, began)
             return JSONResponse(value)
         except InputError as error:
             raise as_refusal(error, self.worker, body) from None
 
-    async def value_of(self, answer: Callable[[Door], Any]) -> Any:
+    async def value_of(self, answer: Callable[[Door], Any], executor: Executor | None) -> Any:
         door = Door(self.longest, max_pixels=self.limits.max_pixels, vet=vetting.check)
+        run = self.worker.loop.run_in_executor
         try:
-            return await asyncio.to_thread(answer, replace(door, shows=False))
+            return await run(executor, answer, replace(door, shows=False))
         except Unseen:
-            return await asyncio.get_running_loop().run_in_executor(self.eyes, answer, door)
+            return await run(self.eyes, answer, door)
 
     async def unless_over(self, request: Request, work: Awaitable[Any]) -> Any:
         """The result of `work`. Raises ClientDisconnect if the client leaves before, Refusal if the server ends."""

@@ -24,6 +24,7 @@ import os
 import sys
 import webbrowser
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ from typing import Any
 if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_inspect.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
-from qwen3 import Engine, InputError, Model  # first: it says in one line what is missing
+from qwen3 import CHUNK, Engine, InputError, Model, TokenIds, checked_ids  # first: it says what is missing
 import numpy as np
 import qwen3_5
 from qwen3_lib.app.cli import guarded
@@ -46,10 +47,36 @@ from qwen3_lib.io.sounds import open_sound
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_lib.page.page import html
+from qwen3_lib.page.recorder import Pass, Recorder
 
-__all__ = ["InputError", "PageOptions", "inspect", "main"]
+__all__ = ["InputError", "PageOptions", "Pass", "inspect", "main", "record_pass"]
 
 COMPARED = "What is 417 + 385?"  # the bundled model adds with thinking and guesses without
+
+
+def check_engine(model: Model) -> None:
+    """Raises InputError for a model whose passes aren't those of qwen3.py and qwen3_5.py."""
+    if model.engine not in map(sharing, (Engine(), qwen3_5.ENGINE)):
+        raise InputError(f"{model.path}: only the functions of qwen3.py are recorded, and another engine has others")
+
+
+def record_pass(model: Model, text: str | TokenIds) -> Pass:
+    """One pass of a text, or of token ids [n], 512 at most: the page's numbers as arrays, for a program of your own.
+
+    Of the Pass: `token_ids` [n]; `attention`, of each layer that attends: the weights [n_heads, n, n], a row for each
+    token that looks; `streams`: the residual stream before the first layer and after each, [n, hidden_size]; `q` and
+    `k` before RoPE; `logits` [n, vocab_size]; `deltas` and `states` of a Qwen3.5; `steps`: what computed them.
+    The text is taken as it is; model.tokenizer.apply_chat_template makes one of messages.
+    Raises InputError for no or too many tokens, ids out of range, and a model of the fast engine.
+    """
+    check_engine(model)
+    ids = checked_ids(model, model.tokenizer.encode(text) if isinstance(text, str) else text)
+    if len(ids) > CHUNK:
+        raise InputError(f"the text has {len(ids):,} tokens; at most {CHUNK} are recorded")
+    recorder = Recorder(model)
+    recorder.keep_arrays = True
+    logits = recorder.forward(ids, recorder.new_cache(), all_logits=True)
+    return replace(recorder.passes[0], logits=logits)
 
 
 def inspect(model: Model, options: PageOptions, tell: Callable[[str], Any] = lambda _: None) -> str:
@@ -57,8 +84,7 @@ def inspect(model: Model, options: PageOptions, tell: Callable[[str], Any] = lam
 
     Raises InputError for a prompt that is too long or can't be rendered, and for a model of the fast engine.
     """
-    if model.engine not in map(sharing, (Engine(), qwen3_5.ENGINE)):
-        raise InputError(f"{model.path}: the page shows the functions of qwen3.py, and another engine has others")
+    check_engine(model)
     page = contents(model, options)
     n = sum(each["rows"] * each["columns"] for each in page["pictures"])
     if n < (full := sum(each["full"] for each in page["pictures"])):

@@ -40,6 +40,15 @@ def assert_one_line(text: str, *words: str) -> None:
         assert str(word).lower() in text.lower(), f"{word!r} is not named in {text[:2000]!r}"
 
 
+def hide(folder, *modules: str) -> None:
+    """Hides modules, as if nobody had installed them, from a Python whose path begins with this folder."""
+    (folder / "sitecustomize.py").write_text(f"""\
+from importlib.machinery import PathFinder
+find_spec = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *where: None if name in {modules} else find_spec(name, *where)
+""")
+
+
 def message_of(call, *args, **options) -> str:
     """The message with which the library refuses a call. Any other exception, or none, fails the test."""
     with pytest.raises(InputError) as caught:

@@ -27,7 +27,7 @@ from oracle import head, oracle, softmax, turned
 from qwen3_lib.page import contents as panels
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.page.contents import PageOptions, contents
-from qwen3_lib.page.page import html, joined, pack
+from qwen3_lib.page.page import html, joined, pack, png
 from qwen3_lib.page.recorder import OPERATIONS, Recorder
 from test_qwen3_vision import CONFIGS, make_seeing
 
@@ -134,10 +134,18 @@ def test_arrays_are_those_of_the_model(tmp_path, changes):
     """50 positions: attention weights are read out head_dim = 16 positions at a time."""
     model = qwen3.load_model(make_random_model(BASE | changes, tmp_path, "float32"))
     ids = random_ids(50)
-    ([now], logits), expected = recorded(model, ids), oracle(model, ids)
-    for array, true in [(logits, expected.logits)] + [(np.stack(getattr(now, name)), np.array(getattr(expected, name)))
-                                                     for name in ("streams", "attention", "q", "k")]:
+    now, expected = qwen3_inspect.record_pass(model, ids), oracle(model, ids)
+    for name in ("streams", "attention", "q", "k", "logits"):
+        array, true = np.stack(getattr(now, name)), np.array(getattr(expected, name))
         np.testing.assert_allclose(array, true, rtol=1e-3, atol=2e-4 * np.std(true))
+
+
+def test_a_text_is_recorded_as_its_tokens(demo):
+    now, ids = qwen3_inspect.record_pass(demo, PROMPT), demo.tokenizer.encode(PROMPT)
+    assert now.token_ids.tolist() == ids and now.attention[0].shape == (4, len(ids), len(ids))
+    np.testing.assert_array_equal(now.logits, qwen3.forward(demo, ids, qwen3.KVCache(demo.config), all_logits=True))
+    for words, wrong in (("empty", ""), ("empty", []), ("4096", [4096]), ("at most 512", [1] * 513)):
+        assert words in message_of(qwen3_inspect.record_pass, demo, wrong)
 
 
 def test_hands_and_frequencies_of_yarn_make_the_attention(tmp_path):
@@ -370,6 +378,7 @@ def test_thinking(demo, found):
 def test_a_model_of_another_engine_is_refused(demo):
     other = with_engine(demo, overflow="of another engine")
     assert "another engine" in message_of(qwen3_inspect.inspect, other, PageOptions(PROMPT))
+    assert "another engine" in message_of(qwen3_inspect.record_pass, other, PROMPT)
 
 
 def test_a_long_prompt_is_refused_by_the_size_of_the_page(demo):
@@ -410,6 +419,12 @@ def test_libraries_are_in_the_pages_unchanged_with_their_licences(library, n_fil
         assert hashlib.sha256((folder / name).read_bytes()).hexdigest() == digest, name
         text = (folder / name).read_text("utf-8")
         assert (escape(text, quote=False) if name == "LICENSE" else text) in page
+
+
+def test_a_png_file_holds_its_pixels():
+    grey = np.random.default_rng(0).integers(0, 256, (5, 7), np.uint8)
+    image = Image.open(io.BytesIO(png(grey)))
+    assert image.mode == "L" and np.array_equal(np.array(image), grey)
 
 
 def test_packed_arrays_stay_finite():
@@ -497,6 +512,14 @@ def test_command(tmp_path, capfd, monkeypatch):
     status, out, err = run_main(capfd, *options, main=qwen3_inspect.main)  # the page is there, so this is no failure
     assert status == 0 and out.startswith(f"{file}: ")
     assert_one_line(err, "no browser", file)
+
+
+def test_a_terminal_shows_progress(demo, monkeypatch):
+    shown = []
+    monkeypatch.setattr("tqdm.tqdm", lambda items, text, **_: shown.append(text) or items)
+    monkeypatch.setattr("sys.stderr", types.SimpleNamespace(isatty=lambda: True))
+    contents(demo, PageOptions(PROMPT, quantized=False, compare="Hello!", answer=AnswerOptions(max_new_tokens=2)))
+    assert shown == ["reading the prompt", "answering", "logit lens", "with thinking", "without thinking"]
 
 
 def test_command_with_pictures(tmp_path, capfd):

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 from configs import FRANCE, PARIS, ROOT
-from helpers import assert_one_line
+from helpers import assert_one_line, hide
 
 COMMANDS = ("qwen3", "qwen3-fast", "qwen3-asr", "qwen3-embed", "qwen3-batch", "qwen3-inspect", "qwen3-server")
 
@@ -69,12 +69,8 @@ def test_ctrl_c_while_modules_are_imported_is_one_line(installed, tmp_path, comm
 
 @pytest.fixture(params=["numba", "llvmlite", "numba llvmlite"])
 def without(request, tmp_path):
-    """A folder that hides these modules when it comes first in Python's path, as if nobody had installed them."""
-    (tmp_path / "sitecustomize.py").write_text(f"""\
-from importlib.machinery import PathFinder
-find_spec = PathFinder.find_spec
-PathFinder.find_spec = lambda name, *where: None if name in {request.param.split()} else find_spec(name, *where)
-""")
+    """A folder that hides these modules when it comes first in Python's path."""
+    hide(tmp_path, *request.param.split())
     return tmp_path
 
 

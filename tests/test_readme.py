@@ -93,6 +93,28 @@ def test_the_lines_for_hands_say_what_the_page_shows():
     assert len(lines.examples) > 10 and doctest.DocTestRunner().run(lines).failed == 0
 
 
+def test_the_lines_for_hands_can_be_typed(tmp_path):
+    """Into Python's own prompt, one after the other: it shows as many values, without an error in between."""
+    pexpect = pytest.importorskip("pexpect")
+    text, shown = "".join(blocks("pycon")), tmp_path / "shown"
+    (tmp_path / "startup.py").write_text(
+        "import sys\n"
+        f"out = open({str(shown)!r}, 'w', encoding='utf-8')\n"
+        "sys.displayhook = lambda value: value is None or print(repr(value), file=out, flush=True)\n"
+        "sys.excepthook = lambda kind, *_: print(kind, file=out, flush=True)\n")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHON_BASIC_REPL"}
+    environment |= {"TERM": "xterm", "PYTHONSTARTUP": str(tmp_path / "startup.py"), "PYTHON_COLORS": "0"}
+    prompt = pexpect.spawn(sys.executable, cwd=ROOT, env=environment, encoding="utf-8", timeout=100,
+                           dimensions=(50, 300))
+    for sign, line in re.findall(r"^(>>>|\.\.\.) ?(.*)", text, re.MULTILINE):
+        prompt.expect_exact(f"{sign} ")
+        prompt.sendline(line.strip() if sys.version_info >= (3, 13) else line)  # 3.13 indents by itself
+    prompt.sendline("exit()")
+    prompt.expect(pexpect.EOF)
+    wanted = [each.want for each in doctest.DocTestParser().get_examples(text) if each.want]
+    assert shown.read_text("utf-8") == "".join(wanted)
+
+
 def test_the_program_with_a_tool_uses_its_result(output):
     program = next(block for block in blocks("python") if "get_weather" in block)
     said = output(program)

@@ -1,5 +1,7 @@
 """tests/tiny_hearing: a Qwen3-ASR that demo/train/hearing.py has trained on what espeak-ng says."""
 import itertools
+import os
+import re
 import subprocess
 import sys
 import wave
@@ -12,7 +14,7 @@ import qwen3_inspect
 import qwen3_numba
 from configs import ROOT
 from hearing import wav_of
-from helpers import message_of
+from helpers import hide, message_of
 from qwen3_asr import RATE, transcribe
 from qwen3_inspect import PageOptions
 from qwen3_lib.page.contents import contents
@@ -63,10 +65,19 @@ def test_the_page_shows_what_a_token_listens_to(tmp_path):
     model = qwen3.load_model(FOLDER)
     page = contents(model, PageOptions("Lucy", sound=samples, quantized=False))
     picture, n = page["pictures"][0], page["tokens"]["ids"].count(~0)
-    assert page["about"]["answer"].endswith(SPEECH) and page["heard"] and not page["mrope"]
+    assert page["about"]["answer"] == SPEECH and page["heard"] and not page["mrope"]
     assert (picture["rows"], picture["columns"]) == (1, n) and n == 13 * 3 + 10  # 3.8 seconds
     assert page["attention"]["positions"] == [[i] * 3 for i in range(len(page["tokens"]["ids"]))]
     assert "can't hear" in message_of(contents, qwen3.load_model(ROOT / "demo"), PageOptions("", sound=samples))
     long = tmp_path / "long.wav"
     long.write_bytes(wav_of((np.tile(samples, 20)[:, None] * 32767).astype("<i2")))
     assert "minute" in message_of(qwen3_inspect.samples_of, str(long))
+
+
+def test_the_page_needs_no_extra(tmp_path):
+    """The command of docs/inspect.md, as after README's installation."""
+    hide(tmp_path, "PIL", "soundfile", "soxr")
+    command = re.search(r"`python (qwen3_inspect.py [^`]*--sound[^`]*)`", (ROOT / "docs/inspect.md").read_text())[1]
+    done = subprocess.run([sys.executable, *command.split(), "--out", tmp_path / "page.html"], cwd=ROOT,
+                          env=os.environ | {"PYTHONPATH": str(tmp_path)}, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (0, "") and "data:image/png" in (tmp_path / "page.html").read_text("utf-8")

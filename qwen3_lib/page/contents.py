@@ -26,7 +26,8 @@ from qwen3_lib.generation.pictures import MARK
 from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.io.cores import in_threads
 from qwen3_lib.io.pictures import picture_of
-from qwen3_lib.page.page import lines_of_functions, pack
+from qwen3_lib.io.progress import progress
+from qwen3_lib.page.page import lines_of_functions, pack, png
 from qwen3_lib.page.recorder import Pass, Recorder, Step
 from qwen3_vision import MAX_PIXELS, MIN_PIXELS, fields, mrope_positions, prompt_ids, sees
 from tokenizer_utils import parse_answer
@@ -132,7 +133,11 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     drawn, passes = answered(recorder, prompt, options.longest, settings, seed)
     ended = drawn[-1].token in model.eos_token_ids
     answer = [each.token for each in drawn[:-1 if ended else None]]
-    said = parse_answer(tokenizer.decode(answer), inside_thought(last_turn(tokenizer, prompt)))
+    if options.sound is None:
+        parts = parse_answer(tokenizer.decode(answer), inside_thought(last_turn(tokenizer, prompt)))
+        said = parts.content.strip() or parts.reasoning or ""
+    else:
+        said = qwen3_asr.language_and_text(tokenizer.decode(answer))[1]
     ids = np.array([*prompt, *answer])
     # In the page, the tokens of the k-th picture have the id ~k.
     shown = np.where(ids < 0, ~(np.cumsum((ids < 0) & (fields(ids)[3] == 0)) - 1), ids)
@@ -157,8 +162,8 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rope_dim")
     return panels | {
         "about": {"model": brief(model.path.name), "prompt": options.prompt, "n_prompt": len(prompt), "ended": ended,
-                  "answer": said.content.strip() or said.reasoning or "", "seed": seed, "raw": options.raw,
-                  "version": qwen3.__version__, "date": time.strftime("%Y-%m-%d"),
+                  "answer": said, "seed": seed, "raw": options.raw, "version": qwen3.__version__,
+                  "date": time.strftime("%Y-%m-%d"),
                   **{name: getattr(config, name) for name in sizes}},
         "labels": {str(i): label(tokenizer.token_bytes(i)) for i in ids_within(panels)} |
         {str(~i): f"picture {i}" if len(seen) > 1 else "the picture" if options.sound is None else "the sound"
@@ -220,7 +225,8 @@ def label(data: bytes) -> str:
 class Patches:
     """A picture of the prompt, or a sound: a picture with one row of tokens."""
     picture: Any  # with `rows` and `columns` of tokens
-    image: Any  # the PIL image that the tower got
+    files: dict[str, bytes]  # what the tower got, as "png" and perhaps as "jpeg"
+    ratio: float  # width / height
     full: int  # the number of its tokens in qwen3.py
 
 
@@ -245,7 +251,6 @@ def page_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], lis
 
 def heard_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], list[Patches]]:
     """page_prompt for a sound; its picture is the log-mel, with low pitches at the bottom."""
-    from PIL import Image
     samples = np.pad(options.sound, (0, max(qwen3_asr.SHORTEST - len(options.sound), 0)))  # type: ignore[arg-type]
     sound = qwen3_asr.sounds_of(model).hear(samples, in_threads)
     ids = qwen3_asr.speech_prompt(model, sound, context=options.prompt).tolist()
@@ -253,9 +258,9 @@ def heard_prompt(model: Model, options: PageOptions) -> tuple[str, list[int], li
     levels = qwen3_asr.log_mel(samples)
     grey = (levels - levels.min()) / max(np.ptp(levels), 1e-9) * 255
     n = len(sound.ids)
-    image = Image.fromarray(grey.T[::-1].astype(np.uint8)).resize((8 * n, max(64, min(256, 2 * n)))).convert("RGB")
-    strip = SimpleNamespace(rows=1, columns=n)
-    return model.tokenizer.decode([i for i in ids if i >= 0]), ids, [Patches(strip, image, n)]
+    strip, files = SimpleNamespace(rows=1, columns=n), {"png": png(grey.T[::-1].astype(np.uint8))}
+    seen = Patches(strip, files, 8 * n / max(64, min(256, 2 * n)), n)
+    return model.tokenizer.decode([i for i in ids if i >= 0]), ids, [seen]
 
 
 def made_small(model: Model, source: Any, room: int, max_pixels: int | None) -> Patches:
@@ -264,18 +269,18 @@ def made_small(model: Model, source: Any, room: int, max_pixels: int | None) -> 
     full = math.prod(model.media.size(image, max_pixels))
     pixels = room * side**2
     picture = model.media.show(image, min(max_pixels or MAX_PIXELS, pixels), min(MIN_PIXELS, pixels // 2))
-    return Patches(picture, image.resize((picture.columns * side, picture.rows * side), resample=3), full)
+    image, files = image.resize((picture.columns * side, picture.rows * side), resample=3), {}
+    for form in ("png", "jpeg"):
+        image.save(file := io.BytesIO(), form, quality=90)
+        files[form] = file.getvalue()
+    return Patches(picture, files, image.width / image.height, full)
 
 
 def shown_picture(seen: Patches) -> dict[str, Any]:
     """The picture as a data: URL, as PNG or JPEG, which is smaller; the rows and columns of its tokens."""
-    files = {}
-    for form in ("png", "jpeg"):
-        seen.image.save(file := io.BytesIO(), form, quality=90)
-        files[form] = base64.b64encode(file.getvalue()).decode("ascii")
-    form = min(files, key=lambda form: len(files[form]))
-    return {"url": f"data:image/{form};base64,{files[form]}", "rows": seen.picture.rows,
-            "columns": seen.picture.columns, "full": seen.full, "ratio": seen.image.width / seen.image.height}
+    form, data = min(seen.files.items(), key=lambda file: len(file[1]))
+    return {"url": f"data:image/{form};base64,{base64.b64encode(data).decode('ascii')}", "rows": seen.picture.rows,
+            "columns": seen.picture.columns, "full": seen.full, "ratio": seen.ratio}
 
 
 # ---- 1: tokens -------------------------------------------------------------------------------------------------------
@@ -303,7 +308,7 @@ def prefilled(recorder: Recorder, prompt: list[int]) -> tuple[list[Pass], float]
     best counts.
     """
     numbers, best = np.ones(READ, np.float32), 0.0
-    for _ in range(PREFILLS):  # the first one waits for the disk
+    for _ in progress(range(PREFILLS), "reading the prompt"):  # the first one waits for the disk
         recorder.forward(prompt, recorder.new_cache())
         for _ in range(3):
             start = time.perf_counter()
@@ -405,7 +410,7 @@ def lens_panel(model: Model, whole: Pass) -> dict[str, Any]:
     w, top = model.weights, min(TOP, model.config.vocab_size)
     ids = np.empty((len(whole.streams), whole.n, top), np.int64)
     probabilities = np.empty(ids.shape)
-    for layer, stream in enumerate(whole.streams):
+    for layer, stream in enumerate(progress(whole.streams, "logit lens")):
         for start in range(0, whole.n, HEAD_ROWS):
             now = slice(start, start + HEAD_ROWS)
             p = softmax(qwen3.linear(qwen3.rms_norm(stream[now], w["norm"], model.config.rms_norm_eps), w["lm_head"]))
@@ -437,7 +442,7 @@ def answered(recorder: Recorder, prompt: list[int], limit: int, settings: Sampli
     """
     drawn, answer, new = list[Drawn](), list[int](), prompt
     rng, others, cache = np.random.default_rng(seed), np.random.default_rng(0), recorder.new_cache()
-    while len(answer) < limit and not (answer and answer[-1] in recorder.model.eos_token_ids):
+    for _ in progress(range(limit), "answering"):
         logits = recorder.forward(new, cache)
         check_finite(recorder.model, logits)
         luck = others.standard_exponential(len(logits))
@@ -447,6 +452,8 @@ def answered(recorder: Recorder, prompt: list[int], limit: int, settings: Sampli
         new = [qwen3.sample(logits, settings, rng, prompt, answer)]
         answer += new
         drawn.append(Drawn(new[0], logits, luck))
+        if new[0] in recorder.model.eos_token_ids:
+            break
     return drawn, recorder.passes[-len(drawn):]
 
 
@@ -519,7 +526,9 @@ def thinking_panel(model: Model, question: str, seed: int) -> dict[str, Any]:
     """The answers to the same question with thinking and without: text, tokens, seconds."""
     sides = []
     for flag in (True, False):
-        reply = qwen3.chat(model, question, enable_thinking=flag, max_new_tokens=THOUGHT, seed=seed).finish()
+        reply = qwen3.chat(model, question, enable_thinking=flag, max_new_tokens=THOUGHT, seed=seed)
+        for _ in progress(reply, "with thinking" if flag else "without thinking", total=THOUGHT):
+            pass
         answer = reply.answer
         sides.append({"thinking": flag, "reasoning": answer.reasoning or "", "content": answer.content.strip(),
                       "tokens": len(reply.token_ids), "seconds": reply.times[-1] - reply.times[0],

@@ -39,7 +39,7 @@ class Step:
 @dataclass
 class Pass:
     """One call of forward with n tokens."""
-    n: int
+    token_ids: np.ndarray
     seconds: float = 0.0  # of all steps together
     length: int = 0  # positions in the cache after the pass
     capacity: int = 0  # positions the cache has room for
@@ -52,6 +52,10 @@ class Pass:
     gates: list[np.ndarray] = field(default_factory=list)  # of a Qwen3.5's attention: the mean of each output's gate
     deltas: list[np.ndarray] = field(default_factory=list)  # of each delta net: decay, beta, |S|, [3, heads, n]
     states: list[np.ndarray] = field(default_factory=list)  # its last S, [heads, key_dim, value_dim]
+
+    @property
+    def n(self) -> int:
+        return len(self.token_ids)
 
 
 # Component -> the additions and multiplications of a call, from its arguments; attend's are q, all keys, all values.
@@ -110,7 +114,7 @@ class Recorder:
 
     def forward(self, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
         """qwen3.forward for at most qwen3.CHUNK tokens and a cache of `new_cache`."""
-        now = Pass(len(token_ids))
+        now = Pass(np.asarray(token_ids))
         self.passes.append(now)
         self._layer = -1
         logits = self._functions["logits_of"](self.model, token_ids, cache, slice(None) if all_logits else -1)

@@ -35,7 +35,7 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
 from qwen3 import InputError, brief, checked_whole
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import read_tools
-from qwen3_lib.app.jobs import Journal, description, run_job
+from qwen3_lib.app.jobs import Results, description, run_job
 from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
                                    add_model_options, answer_options, load_main, template_option)
 from qwen3_lib.app.records import JobSettings, open_source, request_of_row
@@ -48,8 +48,8 @@ __all__ = ["MOST_SLOTS", "Batch", "generate_batch", "slots_in"]
 
 SLOT_TOKENS = 4096  # tokens of a prompt and its answer; each slot takes memory for all of them
 BATCH_EXCLUDES = {"raw": ("system", "tools", "think", "think_budget", "chat_template_kwargs"),
-                  "greedy": ("temperature",),
-            "column": ("template",), "json_schema": ("regex", "grammar"), "regex": ("grammar",)}
+                  "greedy": ("temperature",), "json_schema": ("regex", "grammar"), "regex": ("grammar",)}
+PROMPTS_ONLY = """write the prompts into the records: jq -c '{id, prompt: ("Translate: " + .text)}' in.jsonl"""
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
@@ -57,16 +57,14 @@ def make_parser() -> Parser:
     parser = Parser(description="Answers a file of prompts. Each result is one line of JSON, written as soon as the "
                     "answer is finished. A job that was stopped goes on when you start it again.",
                     epilog="A record's own options override the options given here; these override the model's "
-                    "generation_config.json.")
+                    "generation_config.json.", hints={"--template": PROMPTS_ONLY, "--column": PROMPTS_ONLY})
     add = parser.add_argument_group("files").add_argument
     add("input", help='JSON lines, each with "prompt" or "messages", and "id" and options if you like; plain text, one '
-        "prompt per line; OpenAI's batch form; or a .csv table")
+        "prompt per line; or OpenAI's batch form")
     add("--out", metavar="FILE", required=True, help="write the results to FILE; FILE.job beside it describes the job")
     add("--text", action="store_true", help="read the input as plain text, one prompt per line (default: if the first "
         'line does not begin with "{", and the name does not end in .jsonl, .ndjson or .json)')
     add("--openai", action="store_true", help="write results in the form of OpenAI's batch files")
-    add("--column", metavar="NAME", help="take the prompts from this column of a table")
-    add("--template", metavar="TEXT", help='build each prompt from columns: "Translate: {text}"')
     add("--fail-fast", action="store_true", help="stop at the first record that fails")
     add_model_options(parser)
     add = parser.add_argument_group("memory").add_argument
@@ -101,16 +99,15 @@ def run(args: argparse.Namespace) -> int:
     given = answer_options(args).given
     if (variables := template_option(args)) is not None:
         given["chat_template_kwargs"] = variables
-    template = args.template if args.column is None else "{" + args.column + "}"
     tools = None if args.tools is None else read_tools(args.tools)
-    settings = JobSettings(given, args.system, tools, args.think, args.raw, template, args.openai,
+    settings = JobSettings(given, args.system, tools, args.think, args.raw, args.openai,
                            None if args.context is None else checked_whole("context", args.context, 2))
     folder = Path(args.input).resolve().parent
-    memory, source = checked_size(args.memory), open_source(args.input, template, args.text)
+    memory, source = checked_size(args.memory), open_source(args.input, args.text)
     model = load_main(args)
     longest = min(args.context or SLOT_TOKENS, model.config.context_length)
     slots = slots_in(model, longest, memory)
-    with Journal(args.out, description(source, model, settings), source.last) as journal:
+    with Results(args.out, description(source, model, settings), source) as journal:
         form = "plain text, one prompt per line; " if source.form == "text" else ""
         note(f"{args.input}: {form}records: {source.n_records}, {slots} at a time, each of at most {longest} "
              "tokens with its answer")

@@ -24,6 +24,7 @@ from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit
 from qwen3_lib.app import cli, terminal
 from qwen3_lib.app import options as app_options
 from qwen3_lib.generation.score import score
+from qwen3_lib.io.errors import did_you_mean
 from qwen3_lib.io.packed import save_quantized
 
 SHORT = ("--model", ROOT / "demo", "--no-think")  # in this process: no import, no thought
@@ -320,6 +321,12 @@ def test_options_that_do_not_go_together(capfd, line):
 def test_values_are_checked_before_the_model_is_loaded(capfd, monkeypatch, line, words):
     monkeypatch.setattr(qwen3, "load_weights", lambda *_: pytest.fail("a model would have been loaded for nothing"))
     assert_cli_refuses(capfd, [*line.split(), "Hello"], *(words.split() if "?" not in words else [words]))
+
+
+def test_a_guess_is_near():
+    known = ["--part", "--context", "--timestamps", "--out"]
+    for given, guess in (("--timestamp", "--timestamps"), ("--output", "--out"), ("--prompt", None), ("--frames", None)):
+        assert did_you_mean(given, known) == (f"; did you mean {guess}?" if guess else "")
 
 
 def test_interrupt_and_too_little_memory_while_loading(capfd, monkeypatch):

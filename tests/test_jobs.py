@@ -13,7 +13,7 @@ import pytest
 from helpers import assert_one_line, forked, message_of
 from tokenizer_utils import Answer
 from qwen3_lib.app import jobs
-from qwen3_lib.app.jobs import Journal
+from qwen3_lib.app.jobs import Results
 from qwen3_lib.app.records import open_source
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.io.errors import InputError
@@ -71,7 +71,7 @@ def write_input(folder, prompts):
 
 def run(source, out, batch=None, about=ABOUT, **options):
     source = open_source(str(source))
-    with Journal(str(out), about, source.last) as journal:
+    with Results(str(out), about, source) as journal:
         jobs.run_job(source, journal, batch or Stub(), prepare, **options)
     return journal
 
@@ -281,7 +281,7 @@ def test_a_file_that_is_no_job_is_not_touched(scratch, beside):
 def test_a_second_process_is_refused(scratch):
     source, out = write_input(scratch, ["a"]), scratch / "out.jsonl"
     (scratch / "link.jsonl").symlink_to(out)
-    with Journal(str(out), ABOUT, 1):
+    with Results(str(out), ABOUT, open_source(str(source))):
         for name in ("out.jsonl", "link.jsonl"):
             assert_one_line(message_of(run, source, scratch / name), "another process")
     run(source, out)
@@ -292,14 +292,14 @@ def test_a_second_process_is_refused(scratch):
                                          ("x" * 300, "too long")])
 def test_outputs_that_cannot_be(scratch, name, words):
     with contextlib.chdir(scratch):
-        assert_one_line(message_of(Journal, name, ABOUT, 1), words)
+        assert_one_line(message_of(Results, name, ABOUT, SimpleNamespace(last=1, n_records=1)), words)
 
 
 def test_an_input_that_grows(scratch):
     file, out = write_input(scratch, ["a", "b"]), scratch / "out"
     source = open_source(str(file))
     file.write_text(file.read_text() + '{"prompt": "c"}\n' * 5)
-    with Journal(str(out), ABOUT, source.last) as journal:
+    with Results(str(out), ABOUT, source) as journal:
         message = message_of(jobs.run_job, source, journal, Stub(), prepare)
     assert_one_line(message, "in.jsonl: changed while the job ran")
     assert results(out).keys() == {1, 2}

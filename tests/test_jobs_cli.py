@@ -4,6 +4,7 @@ import os
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import time
 
@@ -112,10 +113,8 @@ def test_forms_of_input(capfd, tmp_path, tiny):
     write_lines(tmp_path / "theirs.jsonl", [
         {"custom_id": f"r{i}", "body": {"model": "x", "messages": [{"role": "user", "content": f"Say {row}"}]}}
         for i, row in enumerate(rows)])
-    (tmp_path / "words.csv").write_text("id,word\n" + "".join(f"r{i},{row}\n" for i, row in enumerate(rows)))
     (tmp_path / "in.txt").write_text("".join(f"Say {row}\n\n" for row in rows))
-    for name, *options in [("ours.jsonl",), ("theirs.jsonl", "--openai"), ("words.csv", "--template", "Say {word}"),
-                           ("in.txt",)]:
+    for name, *options in [("ours.jsonl",), ("theirs.jsonl", "--openai"), ("in.txt",)]:
         out = tmp_path / f"{name}.out"
         status, err = main(capfd, tmp_path / name, "--out", out, "--model", tiny, "--greedy", "-n", 5, *options)
         assert status == 0 and ("plain text, one prompt per line" in err) is (name == "in.txt"), err
@@ -145,11 +144,22 @@ def test_failed_records_are_counted(capfd, tmp_path, tiny):
 
 def test_wrong_usage(capfd, tmp_path, source):
     for options, words, status in [(["--greedy", "--temperature", 1], "--greedy does not go with --temperature", 2),
-                                   (["--column", "a", "--template", "{a}"], "--column does not go with --template", 2),
+                                   (["--column", "a"], "jq -c", 2),
                                    (["--memory", 1], "give more memory", 1), (["--context", 1], "context", 1),
                                    (["-n", 0], "--max-tokens", 1), (["--tools", "nix"], "nix", 1)]:
         assert words in refusal(capfd, source, "--out", tmp_path / "out.jsonl", *options, status=status)
     assert not list(tmp_path.glob("out*"))  # nothing has begun
+
+
+@pytest.mark.skipif(shutil.which("jq") is None, reason="needs jq")
+def test_what_is_told_of_templates_makes_prompts(capfd, tmp_path):
+    """The command in the message."""
+    source = write_lines(tmp_path / "in.jsonl", [{"id": 7, "text": 'a "b"', "more": 1}, {"id": "x", "text": "蜜蜂"}])
+    err = refusal(capfd, source, "--out", "out.jsonl", "--template", "Translate: {text}", status=2)
+    command = err.partition("the records: ")[2].partition(" (--help")[0]
+    out = subprocess.run(command, shell=True, check=True, cwd=tmp_path, stdout=subprocess.PIPE).stdout
+    assert [*map(json.loads, out.splitlines())] == [{"id": 7, "prompt": 'Translate: a "b"'},
+                                                    {"id": "x", "prompt": "Translate: 蜜蜂"}]
 
 
 def test_sizes():

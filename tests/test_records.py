@@ -2,6 +2,10 @@
 import csv
 import dataclasses
 import json
+import os
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -227,12 +231,6 @@ def test_a_result_says_nothing_that_depends_on_what_else_runs(demo):
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
 
-def rows_of(file, data, template="{text}"):
-    """The rows of a file with this content."""
-    file.write_bytes(data)
-    return [row for _, row in open_source(str(file), template).rows()]
-
-
 @pytest.mark.parametrize("name, data, form", [
     ("a.txt", b'\xef\xbb\xbf\n {"prompt": "a"}\n', "json"), ("a.txt", b"[1]\n{}\n", "text"), ("a", b"Hello", "text"),
     ("a.jsonl", b"Hello\n", "json"), ("a.JSON", b"[\n", "json"), ("a", b" \n", "json")])
@@ -240,61 +238,31 @@ def test_forms_of_files(tmp_path, name, data, form):
     (tmp_path / name).write_bytes(data)
     assert open_source(str(tmp_path / name)).form == form
     assert open_source(str(tmp_path / name), text=True).form == "text"
-    (tmp_path / "in.parquet").write_bytes(b"PAR1")
-    assert_one_line(message_of(open_source, str(tmp_path / "in.parquet")), "in.parquet", "as CSV")
 
 
-def test_plain_text(demo, tmp_path):
+def test_plain_text(tmp_path):
     (tmp_path / "in.txt").write_bytes("\ufeffHello!\r\n\n  \n\ufeff{蜜} \n".encode() + b"\xff\nlast")
     source = open_source(str(tmp_path / "in.txt"))
     assert (source.n_records, source.last) == (4, 6)
     rows = dict(source.rows())
     assert {line: parsed_row(rows[line], "text")["prompt"] for line in (1, 4, 6)} == {1: "Hello!", 4: "{蜜}", 6: "last"}
     assert_one_line(message_of(parsed_row, rows[5], "text"), "not UTF-8 text: byte 0 is 0xff")
-    ids, _ = request(demo, JobSettings(template="Say {prompt}"), parsed_row(rows[1], "text"), 1)
-    assert ids == chat_ids(demo, "Say Hello!")
 
 
-def test_csv(demo, tmp_path):
-    file, table = tmp_path / "in.CSV", [{"id": "007", "text": 'Bees, "and"\nhoney'}, {"id": "1.0", "text": "蜜蜂"},
-                                        {"id": "c", "text": ""}, {"id": "NA", "text": "x" * 10**6}]
-    with open(file, "w", encoding="utf-8-sig", newline="") as opened:
-        writer = csv.DictWriter(opened, ["id", "text"])
+def test_what_is_told_of_a_table_makes_json_lines(tmp_path):
+    """The command in the message, for CSV as Excel writes it; for Parquet that of pandas."""
+    table = [{"id": "007", "TEXT": 'Bees, "and"\nhoney'}, {"id": "1", "TEXT": "蜜蜂"}]
+    with open(tmp_path / "in.CSV", "w", encoding="utf-8-sig", newline="") as file:
+        writer = csv.DictWriter(file, ["id", "TEXT"])
         writer.writeheader()
         writer.writerows(table)
-    source = open_source(str(file), "Translate: {text}")
-    assert source.n_records == source.last == 4 and [*source.rows()] == [*enumerate(table, 1)]
-    for line, row in [*source.rows()][:3]:
-        assert id_of(row, line) == table[line - 1]["id"]
-        assert request(demo, JobSettings(template="Translate: {text}"), row, line)[0] == \
-            chat_ids(demo, "Translate: " + row["text"])
-    assert_one_line(message_of(open_source, str(file), None), "--column")
-    assert_one_line(message_of(open_source, str(file), "Hello"), "no column in braces")
-    for separator in b",", b";", b"\t":  # Excel in Europe writes semicolons
-        data = b"\xef\xbb\xbf" + separator.join([b"id", b"text\r\n1", b'"a, b;\r\nc\td"\r\n'])
-        assert rows_of(file, data) == [{"id": "1", "text": "a, b;\r\nc\td"}]
-    assert rows_of(file, b'id,text\n1,5" pipe\n\n2\n') == [{"id": "1", "text": '5" pipe'}, {"id": "2", "text": None}]
-
-
-@pytest.mark.parametrize("data, words", [
-    (b"text\nfine\n\xff\n", "not UTF-8 text"), (b"", "no column text (its columns: none)"),
-    (b"txt\na\n", "did you mean txt?"), (b"text,text\na,b\n", "has 2 columns text"),
-    (b"id,text,id\n1,a,2\n", "has 2 columns id"),
-    (b"id,text\n1,a\n2,Hello, bees\n", "row 2 has more values"), (b'text\nfine\n"Hello" bees\n', "row 2 is not CSV"),
-    (b'text\nfine\n"the rest\nis this value\n', "row 2 is not CSV")])
-def test_csv_that_is_refused(tmp_path, data, words):
-    assert_one_line(message_of(rows_of, tmp_path / "in.csv", data), "in.csv", words)
-
-
-def test_templates(demo):
-    row = {"a": "1", "b c": "{a}", "n": 5, "none": None, "list": []}
-    assert records.filled("{a} {b c} {{a}} {n}", row) == "1 {a} {a} 5"
-    assert records.placeholders_in("{a}{b c}{{d}}") == ["a", "b c"]
-    for template, words in {"{x}": "x is empty", "{none}": "none is empty", "{list}": "list holds no text"}.items():
-        assert_one_line(message_of(records.filled, template, row), words)
-    settings = JobSettings(template="Say {a}.")  # other columns of JSON lines are no options then
-    plain = request(demo, JobSettings(), {"prompt": "Say 1."}, 1)
-    assert request(demo, settings, {"a": "1", "temperature": "hot"}, 1) == plain
+    command = message_of(open_source, str(tmp_path / "in.CSV")).partition("JSON lines of it: ")[2]
+    path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    subprocess.run(command, shell=True, check=True, cwd=tmp_path, env=os.environ | {"PATH": path})
+    assert [parsed_row(line) for _, line in open_source(str(tmp_path / "in.jsonl")).rows()] == [
+        {"prompt": row["TEXT"]} for row in table]
+    (tmp_path / "in.parquet").write_bytes(b"PAR1")
+    assert_one_line(message_of(open_source, str(tmp_path / "in.parquet")), "pandas.read_parquet")
 
 
 @pytest.mark.parametrize("name, words", [("-", "-: not a regular file"), (".", "not a regular file"),

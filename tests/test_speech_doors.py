@@ -320,8 +320,9 @@ def test_a_file_of_sounds(model, results):
 def test_sounds_that_a_job_cant_read(results):
     status, found = results({"audio": "a.wav", "max_tokens": 1}, {"audio": "none.wav"}, {"audio": "cut.wav"},
                             {"audio": 1}, {"audio": "a.wav", "language": "Klingon"}, {"audio": "a.wav", "prompt": "x"},
-                            {"prompt": "Hello!"})
-    words = ("no such file", "cut short", "must be texts", "'Klingon'", "unknown field prompt", "doesn't chat")
+                            {"prompt": "Hello!"}, {"custom_id": "a", "body": {"messages": []}})
+    words = ("no such file", "cut short", "must be texts", "'Klingon'", "unknown field prompt", '{"audio": "file.wav"}',
+             '{"audio": "file.wav"}')
     assert status == 0 and "text" in found[0]
     assert all(word in result["error"] for word, result in zip(words, found[1:], strict=True))
 

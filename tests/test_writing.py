@@ -3,6 +3,7 @@ import json
 import os
 import signal
 import stat
+from functools import partial
 
 import numpy as np
 import pytest
@@ -34,6 +35,15 @@ def test_a_process_killed_while_it_writes_a_file(tmp_path, point, before):
     assert (file.read_text() if file.exists() else None) == before
     write_whole(file, lambda out: out.write(b"new"))  # what the dead process has left is in nobody's way
     assert file.read_text() == "new"
+
+
+def test_nothing_of_a_killed_process_stays_where_it_writes_alone(tmp_path):
+    write = partial(write_whole, alone=True)
+    for point in ("fsync", "replace", "fsync"):
+        killed_at(point, write, tmp_path / "file", lambda out: out.write(b"old"))
+        assert len(os.listdir(tmp_path)) == 1
+    write(tmp_path / "file", lambda out: out.write(b"new"))
+    assert os.listdir(tmp_path) == ["file"] and (tmp_path / "file").read_text() == "new"
 
 
 def test_a_process_killed_while_it_writes_a_folder(tmp_path):

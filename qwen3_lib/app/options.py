@@ -27,7 +27,14 @@ SYNONYMS = {"--max-new-tokens": "--max-tokens", "--system-prompt": "--system"}  
 
 
 class Parser(argparse.ArgumentParser):
-    """An argument parser that takes --max_tokens for --max-tokens, and reports errors in one line."""
+    """An argument parser that takes --max_tokens for --max-tokens, and reports errors in one line.
+
+    `hints`: options that people know from other programs, and what to tell those who give one here.
+    """
+
+    def __init__(self, *, hints: Mapping[str, str] | None = None, **options: Any):
+        super().__init__(**options)
+        self.hints = hints or {}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         args = list(sys.argv[1:] if args is None else args)
@@ -45,8 +52,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         given = [word.partition("=")[0] for word in message.split() if re.match(r"--?\w", word)]
         if message.startswith("unrecognized arguments") and given:
+            hint = self.hints.get(given[0])
             known = re.findall(r"--[a-z-]+", self.format_help())
-            message = f"there is no option {given[0]} here{did_you_mean(given[0], known)}"
+            message = f"there is no option {given[0]} here{f'; {hint}' if hint else did_you_mean(given[0], known)}"
         print(f"{self.prog}: error: {brief(message, LONGEST_LINE)} (--help lists the options)", file=sys.stderr)
         self.exit(2)
 

@@ -1,30 +1,34 @@
-"""The records of a job: requests from JSON lines, plain text, OpenAI's batch files or CSV; and their results.
+"""The records of a job: requests from JSON lines, plain text or OpenAI's batch files; and their results.
 
-A record is identified by the number of its line, from 1 on; in a table, of its row. The id belongs to the user: it may
-be missing (then it is the number) or repeat.
+A record is identified by the number of its line, from 1 on. The id belongs to the user: it may be missing (then it is
+the number) or repeat.
 """
-import csv
 import hashlib
 import json
 import math
 import os
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from qwen3 import Model
+from qwen3_asr import Sounds
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app.dictation import SpeechRequest
 from qwen3_lib.app.openai import (CHAT, REQUEST_OPTIONS, Door, GenerationRequest, Refusal, body_options, chat_choice,
                                   chat_request, known, object_of, reason_of, request_of, usage_of)
 from qwen3_lib.app.terminal import as_json, model_name
-from qwen3_lib.io.errors import InputError, brief, did_you_mean, encoded, is_whole, parse_json, some
+from qwen3_lib.io.errors import InputError, brief, encoded, is_whole, parse_json
 
 Row = dict[str, Any]
 Id = str | int | float
-IDS = ("custom_id", "id")  # where a record's id stands; OpenAI's batch files have the first
+# Tables are not read -> what makes JSON lines of one whose column TEXT holds the prompts.
+TABLES = {".csv": """python -c "import csv, json; [print(json.dumps({'prompt': row['TEXT']})) for row in """
+                  """csv.DictReader(open('%s', newline='', encoding='utf-8-sig'))]" > in.jsonl""",
+          ".parquet": """python -c "import pandas; pandas.read_parquet('%s').rename(columns={'TEXT': 'prompt'})"""
+                      """[['prompt']].to_json('in.jsonl', orient='records', lines=True)\""""}
 
 
 @dataclass(frozen=True)
@@ -35,7 +39,6 @@ class JobSettings:
     tools: list[dict] | None = None
     think: bool | None = None
     raw: bool = False  # continue the prompts as plain text, without the chat template
-    template: str | None = None  # the prompt is this text with {columns} filled in
     openai: bool = False  # write results in the form of OpenAI's batch files
     context: int | None = None  # most tokens of a prompt and its answer
 
@@ -46,16 +49,15 @@ class JobSettings:
 class Source:
     """An input file, as it was when the job began."""
     name: str
-    form: str  # "json", "text" or "csv"
-    columns: list[str]  # that the template names
+    form: str  # "json" or "text"
     sha256: str
     changed: int  # time of the file's last change
     n_records: int = 0
     last: int = 0  # the highest number of a record: more than n_records if there are blank lines
 
-    def rows(self) -> Iterator[tuple[int, bytes | Row]]:
-        """(number, row) of each row; a row of a table is a dict. Raises InputError for a damaged table."""
-        return csv_rows(self.name, self.columns) if self.form == "csv" else lines_of(self.name)
+    def rows(self) -> Iterator[tuple[int, bytes]]:
+        """(number, line) of each record."""
+        return lines_of(self.name)
 
     def check_unchanged(self) -> None:
         """Raises InputError if the file was written to after the job began."""
@@ -63,20 +65,15 @@ class Source:
             raise InputError(f"{self.name}: changed while the job ran, so results may belong to other lines")
 
 
-def open_source(name: str, template: str | None = None, text: bool = False) -> Source:
-    """Reads the whole file once: its checksum, its number of rows, and whether a table is sound. Raises InputError."""
+def open_source(name: str, text: bool = False) -> Source:
+    """Reads the whole file once: its checksum and its number of records. Raises InputError."""
     if name == "-" or os.path.lexists(name) and not os.path.isfile(name):
         raise InputError(f"{name}: not a regular file; a job reads its input several times, so write it into a file")
     try:
         changed, form = os.stat(name).st_mtime_ns, "text" if text else form_of(name)
         with open(name, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        if form == "csv" and template is None:
-            raise InputError(f"{name}: name the column that holds the prompts: --column NAME, or "
-                             "--template \"... {NAME}\"")
-        if form == "text" and template is not None and {*placeholders_in(template)} != {"prompt"}:
-            raise InputError(f"{name}: plain text has one column, prompt: --template \"... {{prompt}}\"")
-        source = Source(name, form, [] if template is None else placeholders_in(template), digest, changed)
+        source = Source(name, form, digest, changed)
         n_records = last = 0
         for n_records, (last, _) in enumerate(source.rows(), 1):
             pass
@@ -87,12 +84,10 @@ def open_source(name: str, template: str | None = None, text: bool = False) -> S
 
 def form_of(name: str) -> str:
     """The form of a file, by its suffix; without a known one, by the first character that isn't white space."""
-    known = {".csv": "csv", ".jsonl": "json", ".ndjson": "json", ".json": "json"}
-    if (suffix := Path(name).suffix.lower()) == ".parquet":
-        raise InputError(f"{name}: Parquet is not supported; write the table as CSV, with pandas for example: "
-                         "read_parquet(...).to_csv(..., index=False)")
-    if suffix in known:
-        return known[suffix]
+    if (suffix := Path(name).suffix.lower()) in TABLES:
+        raise InputError(f"{name}: tables are not read; make JSON lines of it: {TABLES[suffix] % name}")
+    if suffix in (".jsonl", ".ndjson", ".json"):
+        return "json"
     _, first = next(lines_of(name), (0, b"{"))
     return "json" if first.startswith(b"{") else "text"
 
@@ -105,74 +100,16 @@ def lines_of(name: str) -> Iterator[tuple[int, bytes]]:
                 yield number, line
 
 
-def csv_rows(name: str, columns: Sequence[str]) -> Iterator[tuple[int, Row]]:
-    """(number, row) of a CSV file with a header. All values are text; None where a row is too short."""
-    csv.field_size_limit(2**30)  # characters of a value; else 131,072
-    number = 0
-    with open(name, encoding="utf-8-sig", newline="") as file:
-        try:
-            delimiter = max(",;\t", key=file.readline().count)  # Excel in Europe writes semicolons
-            file.seek(0)
-            reader = csv.DictReader(file, strict=True, delimiter=delimiter)
-            check_columns(name, columns, reader.fieldnames or [])
-            for number, row in enumerate(reader, 1):
-                if None in row:
-                    raise InputError(f"{name}: row {number} has more values than the header has columns: put texts "
-                                     "with a comma into quotes")
-                yield number, row
-        except csv.Error as error:
-            raise InputError(f"{name}: row {number + 1} is not CSV: {error}") from error
-        except UnicodeDecodeError as error:
-            raise InputError(f"{name}: not UTF-8 text after row {number}: save the table as UTF-8") from error
-
-
-# ---- Templates: "Translate: {text}" ----------------------------------------------------------------------------------
-
-PLACEHOLDER = re.compile(r"\{\{|\}\}|\{([^{}]*)\}")  # doubled braces stand for single ones
-
-
-def placeholders_in(template: str) -> list[str]:
-    """The columns that a template names. Raises InputError if there are none."""
-    columns = [name for name in PLACEHOLDER.findall(template) if name]
-    if not columns:
-        raise InputError(f"the template {brief(repr(template))} names no column in braces, such as {{text}}")
-    return columns
-
-
-def check_columns(name: str, columns: Iterable[str], names: Sequence[str]) -> None:
-    """Raises InputError unless each of the columns is there, once. A column of ids may be absent, but not repeat."""
-    for column in (*columns, *(column for column in IDS if column in names)):
-        if names.count(column) != 1:
-            wrong = f"has {names.count(column)} columns {brief(column)}" if column in names else \
-                f"has no column {brief(column)}{did_you_mean(column, names)}"
-            raise InputError(f"{name}: {wrong} (its columns: {some(names) or 'none'})")
-
-
-def filled(template: str, row: Row) -> str:
-    """The template with the row's values. Raises InputError for a value that is missing or isn't text."""
-    def value(place: re.Match) -> str:
-        if place[1] is None:
-            return place[0][0]
-        found = row.get(place[1])
-        if found is None or isinstance(found, list | dict):
-            raise InputError(f"the column {brief(place[1])} " + ("is empty" if found is None else "holds no text"))
-        return str(found)
-
-    return PLACEHOLDER.sub(value, template)
-
-
 # ---- From a row to a request -----------------------------------------------------------------------------------------
 
 # Fields of a record with --raw; the last three are the template's, and have no effect without it.
 RAW = (*REQUEST_OPTIONS, "schema", "tools", "enable_thinking", "chat_template_kwargs")
 
 
-def parsed_row(row: bytes | Row, form: str = "json") -> Row:
-    """The row as an object. Raises InputError for a line that isn't one."""
-    if isinstance(row, dict):
-        return row
+def parsed_row(line: bytes, form: str = "json") -> Row:
+    """The record in a line, as an object. Raises InputError for a line that isn't one."""
     try:
-        value = {"prompt": row.decode()} if form == "text" else parse_json(row.decode(), "the record")
+        value = {"prompt": line.decode()} if form == "text" else parse_json(line.decode(), "the record")
     except UnicodeDecodeError as error:
         raise InputError(f"not UTF-8 text: byte {error.start} is {error.object[error.start]:#x}") from error
     if not isinstance(value, dict):
@@ -200,14 +137,14 @@ def request_of_row(model: Model, settings: JobSettings, row: Row, line: int, fol
     options = dict(settings.options)
     if options.get("seed") is not None:  # otherwise equal prompts would have equal answers
         options["seed"] += line - 1
-    if settings.template is not None:
-        row = {"prompt": filled(settings.template, row)}
     openai = bool({"custom_id", "body"} & row.keys())
     if "audio" in row and not openai and folder is not None:
         body = known({"context": settings.system or ""} | row, ("audio", "language", "context", *REQUEST_OPTIONS))
         if not isinstance(body["audio"], str) or not isinstance(body["context"], str):
             raise InputError("audio and context must be texts")
         return SpeechRequest(model, folder / body["audio"], body, options, body["context"], longest)
+    if isinstance(model.media, Sounds):
+        raise InputError('this model writes down sounds: a record must be {"audio": "file.wav"}')
     body = known(inner_request(row) if openai else row, (*CHAT, "prompt"))
     if not openai and not isinstance(body.get("logprobs", True), bool):  # a number, as in the library
         options["logprobs"] = body.pop("logprobs")

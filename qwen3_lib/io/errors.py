@@ -26,7 +26,7 @@ def counted(n: int, thing: str) -> str:
 
 def did_you_mean(name: str, known: Iterable[str]) -> str:
     """ "; did you mean X?" if one of the known names resembles `name`, else an empty text."""
-    similar = difflib.get_close_matches(name, list(known), n=1)
+    similar = difflib.get_close_matches(name, list(known), n=1, cutoff=0.75)  # --prompt is not --part
     return f"; did you mean {similar[0]}?" if similar else ""
 
 

@@ -18,9 +18,10 @@ from qwen3_lib.io.progress import progress
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "uint16": "U16", "uint8": "U8", "int64": "I64"}
 
 
-def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], mode: int = 0o666) -> None:
+def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], mode: int = 0o666, alone: bool = False) -> None:
     """Calls write(file) on a temporary file beside `name`, which then replaces it. `mode`: of a file, less the umask.
 
+    alone: no other process writes this file, so the temporary file has a fixed name: after a kill, it is used again
     Raises InputError when the file can't be written; an earlier file of that name is then unchanged.
     """
     if "\0" in os.fspath(name):
@@ -29,8 +30,10 @@ def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], mode: int = 
         target = os.path.realpath(name)
         if os.fspath(name).endswith(os.sep) or (os.path.lexists(target) and not os.path.isfile(target)):
             raise InputError(f"{name}: not a regular file, so nothing is written to it")
-        temporary = f"{target}.{secrets.token_hex(4)}.tmp"
+        temporary = f"{target}.{'job' if alone else secrets.token_hex(4)}.tmp"
         try:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(temporary)
             with open(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
                 write(file)
                 file.flush()

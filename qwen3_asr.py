@@ -231,12 +231,15 @@ class Sounds:
         return w
 
     def hear(self, samples: np.ndarray, each: Any = map) -> Sound:
-        """The Sound of samples [n], RATE a second; `each`: map, or what works on several windows at once."""
+        """The Sound of samples [n], RATE a second, divided by their peak if it is beyond 1, as Qwen's package does it.
+
+        `each`: map, or what works on several windows at once.
+        """
         return [*self.hear_in_pieces(samples, each)][-1]
 
     def hear_in_pieces(self, samples: np.ndarray, each: Any = map) -> Iterator[Any]:
         """None after each window, so that others can be served in between, and then the Sound, which may be known."""
-        samples = np.pad(samples, (0, max(SHORTEST - len(samples), 0)))
+        samples = np.pad(samples / np.abs(samples).max(initial=1), (0, max(SHORTEST - len(samples), 0)))
         key, vectors = hashlib.sha256(samples.tobytes()).digest(), list[np.ndarray]()
         if (sound := self.known.get(key)) is None:
             mel, step = log_mel(samples, self.config.num_mel_bins), self.config.n_window_infer
@@ -301,13 +304,19 @@ def language_named(name: str | None) -> str:
 def speech_prompt(model: Model, sound: Sound, language: str = "", context: str = "") -> np.ndarray:
     """The ids [n] of a prompt: the answer is the text of the sound.
 
-    `context`: words that the sound is likely to hold, names for example. With a `language`, the answer doesn't begin
-    with the language's name.
+    `context`: words that the sound is likely to hold, names for example; special tokens in it stay text. With a
+    `language`, the answer doesn't begin with the language's name.
     """
-    before = f"<|im_start|>system\n{context}<|im_end|>\n<|im_start|>user\n<|audio_start|>"
-    after = "<|audio_end|><|im_end|>\n<|im_start|>assistant\n" + f"language {language}<asr_text>" * bool(language)
-    first, last = (model.tokenizer.encode(text, False) for text in (before, after))
-    return np.concatenate([first, sound.ids, last])
+    encode, after = model.tokenizer.encode, "<|audio_end|><|im_end|>\n<|im_start|>assistant\n"
+    return np.concatenate([
+        encode("<|im_start|>", False), encode(f"system\n{context}", False, as_text=True),
+        encode("<|im_end|>\n<|im_start|>user\n<|audio_start|>", False), sound.ids,
+        encode(after + f"language {language}<asr_text>" * bool(language), False)])
+
+
+def usual_limit(sound: Sound) -> int:
+    """Most tokens of a sound's text, if nobody sets a limit: as many as the sound has, 13 a second, and 64 more."""
+    return len(sound.ids) + 64
 
 
 def language_and_text(answer: str, language: str = "") -> tuple[str, str]:
@@ -328,8 +337,7 @@ class Hearing(Stream):
 
     def __init__(self, model: Model, sound: Sound, language: str = "", context: str = "",
                  cache: KVCache | None = None, max_tokens: int | None = None, processors: Any = (), **sampling: Any):
-        # As many tokens as its sound has, 13 a second, and 64 more: nobody speaks so fast.
-        limit = checked_whole("max_tokens", len(sound.ids) + 64 if max_tokens is None else max_tokens, 1)
+        limit = checked_whole("max_tokens", usual_limit(sound) if max_tokens is None else max_tokens, 1)
         ids = speech_prompt(model, sound, language, context)
         sampling = {"temperature": 0.0, "processors": processors} | sampling  # greedy, whatever the model's files say
         super().__init__(model, Sequence(model, ids, limit, **sampling), cache)
@@ -391,7 +399,9 @@ def samples_in_wav(file: str) -> np.ndarray:
 
 def transcribe(model: Model, sound: Any, language: str | None = None, context: str | None = None,
                words: Model | Literal[False] = False, **options: Any) -> Transcript:
-    """The text of a sound: its file's path, the file's bytes, or (float32 [samples], how many a second).
+    """The text of a sound: its file's path, the file's bytes, or (samples [n], how many of them a second).
+
+    Samples are floats from -1 to 1, or int16 from -32,768 to 32,767; louder floats are divided by their peak.
 
     language: the one that is spoken, "English" or "en"; None: the model finds out
     context: words that the sound is likely to hold, names for example

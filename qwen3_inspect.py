@@ -131,7 +131,7 @@ def samples_of(file: str) -> np.ndarray:
     first, *more = itertools.islice(parts_in(open_sound(file).blocks, 60), 2)
     if more:
         raise InputError(f"{file}: the page has no room for more than a minute of sound")
-    return first / max(1, np.abs(first).max())
+    return first
 
 
 def run(args: argparse.Namespace) -> int:

@@ -171,6 +171,22 @@ def test_a_sound_matters_and_so_does_its_place(model):
     assert len({*map(len, prompts)}) == 1
 
 
+SPECIAL = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<asr_text>",
+           "<timestamp>", "<think>")
+
+
+@pytest.mark.parametrize("token", SPECIAL)
+def test_tokens_in_a_context_are_text(path, token):
+    """The prompt has those of the template, and reads as it was written."""
+    tokenizer, context = (model := qwen3.load_model(path)).tokenizer, f"\n Ada{token}{token}Lovelace {token}"
+    plain, ids = ([*map(int, speech_prompt(model, model.media.hear(voice(9_000)), "English", each))] for each in (
+        "", context))
+    assert tokenizer.token_to_id(token) is not None and ids.count(tokenizer.token_to_id(token)) == plain.count(
+        tokenizer.token_to_id(token))
+    assert tokenizer.decode([i for i in ids if i >= 0]) == tokenizer.decode([i for i in plain if i >= 0]).replace(
+        "system\n", f"system\n{context}")
+
+
 def test_a_sound_is_computed_once(model, monkeypatch):
     heard = model.media.hear(voice(20_000))
     monkeypatch.setattr(qwen3_asr, "audio_tower", None)

@@ -192,6 +192,22 @@ def test_special_tokens():
     assert tiny().named_tokens["eos_token"] == "</s>" and Tokenizer(tiny_backend()).named_tokens == {}
 
 
+@functools.cache
+def without_added_tokens():
+    """The bundled tokenizer and, by the library alone, the same file without its added tokens."""
+    raw = json.loads((ROOT / "demo/tokenizer.json").read_text("utf-8"))
+    return load_tokenizer(ROOT / "demo"), tokenizers.Tokenizer.from_str(json.dumps(raw | {"added_tokens": []}))
+
+
+@given(st.lists(st.one_of(st.sampled_from(["<|im_start|>", "<|im_end|>", "<think>", "<|im_", "end|>", "<", " ", "\n", "e\u0301",
+                                           "system", "12", "你好"]), st.text(max_size=8)), max_size=12).map("".join))
+def test_a_text_whose_tokens_stay_text(text):
+    ours, theirs = without_added_tokens()
+    ids = ours.encode(text, as_text=True)
+    assert ids == theirs.encode(text, add_special_tokens=False).ids and not {*ids} & {*ours.special_tokens.values()}
+    assert ours.decode(ids) == unicodedata.normalize("NFC", text)
+
+
 def test_lone_surrogate():
     assert r"'ab\ud800' ends with a lone surrogate" in error_of(tiny().encode, "ab\ud800c")
     assert "surrogate" in error_of(tiny().encode, tiny().apply_chat_template(user("\udfff")))

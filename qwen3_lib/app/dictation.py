@@ -3,10 +3,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from qwen3 import Model
-from qwen3_asr import RATE, language_and_text, language_named, sounds_of, speech_prompt
+from qwen3_asr import RATE, language_and_text, language_named, sounds_of, speech_prompt, usual_limit
 from qwen3_lib.app.openai import Body, body_options
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions
@@ -38,10 +36,10 @@ class SpeechRequest:
     def asks(self, context: str, longest_part: float) -> Iterator[tuple[list[int], AnswerOptions] | None]:
         for self.samples in parts_in(self.recording.blocks, longest_part):
             self.start, self.end = self.end, self.end + len(self.samples)
-            for sound in self.sounds.hear_in_pieces(self.samples / max(1, np.abs(self.samples).max()), in_turns):
+            for sound in self.sounds.hear_in_pieces(self.samples, in_turns):
                 if sound is None:
                     yield None
-            limit = self.options.max_new_tokens or len(sound.ids) + 64  # as Hearing has it
+            limit = self.options.max_new_tokens or usual_limit(sound)
             yield (speech_prompt(self.model, sound, self.language, context).tolist(),
                    replace(self.options, max_new_tokens=limit))
 

@@ -20,9 +20,10 @@ from qwen3_asr import LANGUAGES, language_named
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main
+from qwen3_lib.app.subtitles import cues
 from qwen3_lib.app.terminal import Page, engine_name, model_name, note, peak_memory, print_json
 from qwen3_lib.generation.aligner import Word
-from qwen3_lib.generation.transcript import LONGEST_PART, UNSPACED, Part, Transcript, joined_text, languages
+from qwen3_lib.generation.transcript import LONGEST_PART, Part, Transcript, joined_text, languages
 from qwen3_lib.io.errors import InputError, brief, counted, read_json_object
 from qwen3_lib.io.progress import NoBar, progress
 from qwen3_lib.io.sounds import open_sound
@@ -44,7 +45,8 @@ def make_parser() -> Parser:
     add("--context", metavar="TEXT", help="words that the sound is likely to hold, names for example")
     add("--part", type=float, metavar="SECONDS", help="hear a longer sound in parts of about so many seconds, cut "
         f"where it is quiet (default: {LONGEST_PART}; {SUBTITLE} for .srt and .vtt)")
-    add("--words", action="store_true", help="tell when each word is said, in JSON; .srt and .vtt then break at words")
+    add("--words", action="store_true", help="tell when each word is said, in JSON; .srt and .vtt take these times, not "
+        "each text's share of the characters")
     add("--aligner", metavar="NAME", help=f"the model that --words takes (default: {ALIGNER})")
     add_model_options(parser, "none")
     add_engine_options(parser)
@@ -77,26 +79,10 @@ def file_text(parts: Sequence[Part], form: str) -> str:
         return json.dumps(as_object(parts), ensure_ascii=False, indent=2) + "\n"
     if form == "txt":
         return joined_text(parts) + "\n"
-    cues = [(clock(start), clock(end), text) for part in parts for start, end, text in cues_of(part) if text]
+    subtitles = [(f"{clock(start)} --> {clock(end)}\n", text) for start, end, text in cues(parts)]
     if form == "vtt":
-        return "\n".join(["WEBVTT\n", *(f"{start} --> {end}\n{escape(text)}\n" for start, end, text in cues)])
-    return "\n".join(f"{i}\n{start} --> {end}\n".replace(".", ",") + f"{text}\n"
-                     for i, (start, end, text) in enumerate(cues, 1))
-
-
-def cues_of(part: Part) -> list[tuple[float, float, str]]:
-    """(start, end, text) of a part's subtitles: the whole part, or runs of its words. A run ends with a sentence, at a
-    pause, after 7 seconds, or when two lines are full."""
-    if not part.words:
-        return [(part.start, part.end, " ".join(part.text.split()))]
-    runs, unspaced = [[part.words[0]]], part.language in UNSPACED
-    for word in part.words[1:]:
-        run = runs[-1]
-        full = sum(len(each.text) + 1 for each in run) + len(word.text) > (40 if unspaced else 84)
-        if full or run[-1].text[-1] in ".?!。？！" or word.start > run[-1].end + 1 or word.end > run[0].start + 7:
-            runs.append([])
-        runs[-1].append(word)
-    return [(run[0].start, run[-1].end, ("" if unspaced else " ").join(word.text for word in run)) for run in runs]
+        return "\n".join(["WEBVTT\n", *(f"{time}{escape(text, quote=False)}\n" for time, text in subtitles)])
+    return "\n".join(f"{i}\n{time.replace('.', ',')}{text}\n" for i, (time, text) in enumerate(subtitles, 1))
 
 
 # ---- What to do ------------------------------------------------------------------------------------------------------
@@ -156,6 +142,8 @@ def hear_sounds(args: argparse.Namespace) -> int:
     for recording in recordings:
         hear_sound(args, Transcript(model, recording, args.language, args.context, longest, words,
                                     () if output is None else output.parts, max_tokens=args.max_tokens), output)
+    if subtitles:
+        note("Each subtitle has a time by its share of the characters; --words tells when each word is said.")
     return 0
 
 

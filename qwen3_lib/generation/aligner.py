@@ -1,5 +1,6 @@
 """When each word of a text is said: Qwen3-ForcedAligner reads a sound and its text, with two marks after each word, and
 gives each mark a class: how many times 80 ms after the sound's begin."""
+import itertools
 import re
 import unicodedata
 from dataclasses import dataclass
@@ -7,18 +8,19 @@ from dataclasses import dataclass
 import numpy as np
 
 from qwen3 import Model, linear, to_float32
-from qwen3_asr import Sound, sounds_of
+from qwen3_asr import RATE, Sound, sounds_of
 from qwen3_lib.io.cores import in_threads
 from tokenizer_utils import InputError
 
 CLASS_MS, TIMESTAMP = 80, "<timestamp>"
 ALIGNED = ("Chinese", "English", "Cantonese", "French", "German", "Italian", "Portuguese", "Russian", "Spanish")
+OPENERS = "([{“‘「『（［｛【〔〖〈《〘〚｢"  # of brackets and quotes: they belong to the word behind them
 IDEOGRAPHS = "\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff\U00020000-\U0002a6df\U0002a700-\U0002ceaf\U0002f800-\U0002fa1f"
 
 
 @dataclass(frozen=True)
 class Word:
-    """A word of a text, with the punctuation after it, from `start` to `end` in seconds."""
+    """A word of a text, with the punctuation and the space after it, from `start` to `end` in seconds."""
     text: str
     start: float
     end: float
@@ -36,10 +38,21 @@ def check_aligner(model: Model, language: str) -> None:
 
 
 def split_words(text: str) -> list[tuple[str, str]]:
-    """(word, the same without punctuation) of a text: runs without a space, and each ideograph by itself."""
-    words = [(found[0], found[1] or "".join(c for c in found[0] if c == "'" or unicodedata.category(c)[0] in "LN"))
-             for found in re.finditer(f"([{IDEOGRAPHS}])|[^\\s{IDEOGRAPHS}]+", text)]
-    return [(shown, word) for shown, word in words if word]
+    """(word, the same without punctuation) of a text: runs without a space, and each ideograph by itself.
+
+    The words join to the text; a text without letters and numbers has none.
+    """
+    words = list[tuple[int, int, str]]()  # (first, behind the last letter or number, both and those between) of each
+    for run in re.finditer(f"([{IDEOGRAPHS}])|[^\\s{IDEOGRAPHS}]+", text):
+        if kept := [i for i in range(*run.span()) if run[1] or text[i] == "'"
+                    or unicodedata.category(text[i])[0] in "LN"]:
+            words.append((kept[0], kept[-1] + 1, "".join(text[i] for i in kept)))
+    begins = [0]
+    for (_, end, _), (start, _, _) in itertools.pairwise(words):
+        between = text[end:start]
+        space = re.search(r"\s\S*\Z", between)
+        begins.append(end + (space.start() + 1 if space else len(between.rstrip(OPENERS))))
+    return [(text[i:j], word) for i, j, (_, _, word) in zip(begins, [*begins[1:], len(text)], words)]
 
 
 def mark_classes(model: Model, sound: Sound, words: list[str]) -> np.ndarray:
@@ -73,10 +86,13 @@ def repaired(times: np.ndarray) -> np.ndarray:
 
 
 def timed_words(model: Model, samples: np.ndarray, text: str, language: str, start: float = 0.0) -> tuple[Word, ...]:
-    """The words of the text of a sound [n] that begins at `start` seconds."""
+    """The words of the text of a sound [n] that begins at `start` seconds; they join to the text.
+
+    A text without letters and numbers is one word, as long as the sound.
+    """
     check_aligner(model, language)
     if not (words := split_words(text)):
-        return ()
+        return (Word(text, round(start, 3), round(start + len(samples) / RATE, 3)),) if text else ()
     classes = mark_classes(model, sounds_of(model).hear(samples, in_threads), [word for _, word in words])
     times = [round(start + int(ms) / 1000, 3) for ms in repaired(classes * CLASS_MS)]
     return tuple(Word(shown, first, last) for (shown, _), first, last in zip(words, times[::2], times[1::2]))

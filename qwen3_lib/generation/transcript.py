@@ -66,11 +66,16 @@ class Part:
     words: tuple[Word, ...] = ()
 
 
+def gap(before: str, text: str, language: str) -> str:
+    """What stands between the text so far and a part's text: a space, if there are both and the language has spaces."""
+    return " " * bool(before and text and language not in UNSPACED)
+
+
 def joined_text(parts: Iterable[Part]) -> str:
     """The text of parts, with a space between them where the language has spaces."""
     text = ""
     for part in parts:
-        text += " " * (bool(text and part.text) and part.language not in UNSPACED) + part.text
+        text += gap(text, part.text, part.language) + part.text
     return text
 
 
@@ -106,13 +111,14 @@ class Transcript(Iterator[str]):
         start = round(self.heard[-1].end * RATE) if self.heard else 0
         for samples in parts_in(self.recording.blocks, self.longest_part, start):
             began = time.perf_counter()
-            sound = self.sounds.hear(samples / max(1, np.abs(samples).max()), in_threads)
+            sound = self.sounds.hear(samples, in_threads)
             self.tower_seconds += time.perf_counter() - began
             hearing = Hearing(self.model, sound, self.given, cache=cache,
                               processors=[StopLoops(AnswerReader(), None)], **self.options)
             for piece in hearing:
-                first = piece == hearing.text and self.so_far and hearing.language not in UNSPACED
-                self.so_far += (piece := " " + piece if first else piece)
+                if piece == hearing.text:  # the first one
+                    piece = gap(self.so_far, piece, hearing.language) + piece
+                self.so_far += piece
                 yield piece
             end, words = start + len(samples), tuple[Word, ...]()
             if self.words:
@@ -153,3 +159,10 @@ class Transcript(Iterator[str]):
 
     def __str__(self) -> str:
         return self.text
+
+    def __repr__(self) -> str:
+        return f"<Transcript, so far {self.so_far!r}: iterate over it, print it, or call its finish()>"
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        """A notebook and IPython show the text."""
+        printer.text(self.text)

@@ -44,9 +44,9 @@ class Recording:
 
 
 def open_sound(source: Any) -> Recording:
-    """The sound in a file, in its bytes, or (float [samples], their rate) -> the mean of its channels at RATE.
+    """The sound in a file, in its bytes, or (samples [n], their rate) -> the mean of its channels at RATE.
 
-    A Recording, which is open already, stays as it is.
+    Samples are floats from -1 to 1, or int16, which 32,768 divides. A Recording, which is open already, stays as it is.
 
     Raises InputError for what can't be read, most of it at once, damage inside a file while its blocks are read.
     """
@@ -56,10 +56,11 @@ def open_sound(source: Any) -> Recording:
     if isinstance(source, tuple) and len(source) == 2:
         samples, rate = source
         if not is_whole(rate, 1) or not isinstance(samples, np.ndarray) or samples.ndim != 1 \
-                or samples.dtype.kind != "f":
-            raise InputError("a sound in memory must be (float32 [samples], how many a second), not "
+                or samples.dtype.kind != "f" and samples.dtype != np.int16:
+            raise InputError("a sound in memory must be (samples [n] in floats or int16, how many a second), not "
                              f"{brief(repr(source), 80)}")
-        sound = Recording(iter([samples.astype(np.float32)]), int(rate), len(samples) / rate)
+        one = np.float32(1 if samples.dtype.kind == "f" else 2**15)
+        sound = Recording(iter([samples.astype(np.float32) / one]), int(rate), len(samples) / rate)
     elif isinstance(source, str | Path | bytes):
         if not isinstance(source, bytes) and not os.path.isfile(source):
             reason = "is a folder" if os.path.isdir(source) else "no such file"

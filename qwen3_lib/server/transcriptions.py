@@ -27,7 +27,7 @@ from qwen3_lib.app.speech import SUBTITLE, file_text
 from qwen3_lib.generation.aligner import check_aligner, timed_words
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions
-from qwen3_lib.generation.transcript import LONGEST_PART, UNSPACED, Part, joined_text, languages
+from qwen3_lib.generation.transcript import LONGEST_PART, Part, gap, joined_text, languages
 from qwen3_lib.io.errors import brief
 from qwen3_lib.server.replies import event
 from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stopping
@@ -149,7 +149,7 @@ class Speech(SpeechRequest):
             n, ended, before = job.n_pairs, job.ended, text
             if self.language or ended or "<asr_text>" in answer:
                 language, text = language_and_text(answer, self.language)
-            space = " " * bool(text and not before and joined_text(self.parts) and language not in UNSPACED)
+            space = "" if before else gap(joined_text(self.parts), text, language)
             yield space + text[len(before):]
         self.worker.release(self.jobs)
         self.segments.append(self.segment(self.take(job.completion), job.completion))

@@ -180,7 +180,7 @@ def test_a_download_asks_for_what_is_needed_and_only_once(hub, get, get_all):
         assert_refused(found[1], "tiny/other: ", "offline", "lacks files")
     found = get_all(("tiny/demo",), ("tiny/other",), before=IMPATIENT)
     assert found[0] == outcome
-    assert_refused(found[1], "tiny/other: the download failed", "run the same command again")
+    assert_refused(found[1], "tiny/other: there is no such folder, and the download failed", "run the same command again")
 
 
 def test_a_single_file_of_weights_may_have_any_name(hub, get_all):
@@ -301,7 +301,7 @@ ANSWERS = [
     (answer("/tiny/3", 403, headers={"X-Error-Message": "red \x1b[31m"}), ["403", "red \\x1b[31m"]),
     (answer("/tiny/4", 200, b"<html>\n<body>\nPlease log in"), ["HF_ENDPOINT"]),
     (answer(f"/tiny/5/resolve/{COMMIT}/tokenizer.json", 404, headers={"X-Error-Code": "EntryNotFound"}),
-     ["no such model"])]
+     ["there is no such folder", "no such model"])]
 
 
 def test_answers_of_a_hub(hub, get_all):
@@ -334,7 +334,7 @@ def test_a_damaged_index(hub, get_all):
 def test_surroundings_that_make_no_sense(get, tmp_path):
     assert_refused(get(before="import sys\nsys.modules['huggingface_hub'] = None"), "tiny/demo", "can't be imported")
     (tmp_path / "file").write_text("a file where the client needs a folder")
-    assert_refused(get(HF_HUB_CACHE=str(tmp_path / "file")), "tiny/demo: the download failed", str(tmp_path / "file"))
+    assert_refused(get(HF_HUB_CACHE=str(tmp_path / "file")), "tiny/demo: there is no such folder, and the download failed", str(tmp_path / "file"))
 
 
 # ---- Folders, files, and what is in the cache ------------------------------------------------------------------------

@@ -83,7 +83,7 @@ def hub_id(name: str) -> tuple[str, str]:
     repo_id = SHORT_NAMES.get(model.upper(), f"Qwen/{model}" if re.fullmatch("Qwen3-[^/]+", model) else model)
     if re.fullmatch(rf"{NAME}/{NAME}(?<!\.gguf)(:{NAME})?", f"{repo_id}{colon}{quantization}"):
         return repo_id, quantization
-    raise InputError(f"{brief(name)}: no such folder or file; a model of the hub is called owner/name, like "
+    raise InputError(f"{brief(name)}: there is no such folder or file; a model of the hub is called owner/name, like "
                      f"Qwen/Qwen3-0.6B, or for short {', '.join(SHORT_NAMES)}; a GGUF file of the hub is called "
                      "owner/name:QUANTIZATION, like Qwen/Qwen3-0.6B-GGUF:Q8_0")
 
@@ -231,7 +231,7 @@ def why(hub: ModuleType, error: BaseException, repo_id: str) -> str:
     if isinstance(error, hub.errors.GatedRepoError):
         return f"accept its conditions on {endpoint}/{repo_id}, then set HF_TOKEN to a token of your account there"
     if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in (401, 404):
-        return f"no such folder, and {endpoint} has no such model, or HF_TOKEN gives no access to it"
+        return f"there is no such folder, and {endpoint} has no such model, or HF_TOKEN gives no access to it"
     said = brief(str(error).strip().partition("\n")[0] or type(error).__name__)
-    return (f"the download failed: {said}; check the network, HF_ENDPOINT, HF_TOKEN and the hub's cache {hub_cache()}, "
+    return (f"there is no such folder, and the download failed: {said}; check the network, HF_ENDPOINT, HF_TOKEN and the hub's cache {hub_cache()}, "
             "then run the same command again: complete files are kept")

@@ -46,13 +46,13 @@ from importlib import import_module
 from pathlib import Path
 
 try:
-    from typing import TYPE_CHECKING, Any, NamedTuple, Self  # Self: since Python 3.11
+    from typing import TYPE_CHECKING, Any, NamedTuple, Never, Self, TypedDict, Unpack  # Self: since Python 3.11
 
     import numpy as np
     import safetensors
 
-    from tokenizer_utils import (InputError, Tokenizer, brief, checked_messages, load_tokenizer, read_json_object,
-                                 stream_text, with_system)
+    from tokenizer_utils import (Answer, InputError, Tokenizer, brief, checked_messages, load_tokenizer, parse_answer,
+                                 read_json_object, stream_text, with_system)
 except (ImportError, KeyboardInterrupt) as error:
     if not (program := Path(sys.argv[0]).name).startswith("qwen3"):  # qwen3_batch.py and the others are programs, too
         raise
@@ -410,6 +410,11 @@ class Sampling:
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
+# The fields of Sampling as options, for type checkers.
+SamplingOptions = TypedDict("SamplingOptions", {
+    "temperature": float | None, "top_k": int | None, "top_p": float | None, "min_p": float | None,
+    "repetition_penalty": float | None, "presence_penalty": float | None, "frequency_penalty": float | None},
+    total=False)
 RANGES = {"temperature": (0, 1e4), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (1e-4, 1e4),
           "presence_penalty": (-1e4, 1e4), "frequency_penalty": (-1e4, 1e4)}
 
@@ -470,7 +475,8 @@ class Sequence:
     """
 
     def __init__(self, model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
-                 eos_token_ids: Iterable[int] | None = None, processors: Any = (), **sampling: float | None):
+                 eos_token_ids: Iterable[int] | None = None, processors: Any = (),
+                 **sampling: Unpack[SamplingOptions]):
         if model.embeds:
             raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
         prompt = checked_ids(model, token_ids)
@@ -547,7 +553,7 @@ def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:
 
 def generate(model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
              eos_token_ids: Iterable[int] | None = None, cache: KVCache | None = None,
-             **sampling: float | None) -> Iterator[int]:
+             **sampling: Unpack[SamplingOptions]) -> Iterator[int]:
     """Continues the prompt `token_ids` [n], one token id at a time.
 
     Ends as a Sequence does; `eos_token_ids=()` never ends early. `sampling` takes the fields of Sampling; defaults come
@@ -596,11 +602,24 @@ class Stream(Iterator[str]):
             pass
         return self
 
+    @property
+    def answer(self) -> Answer:
+        """All of its text, taken apart into reasoning, content and tool_calls."""
+        last = self.sequence.model.tokenizer.decode(self.sequence.prompt[-2:]).strip()
+        return parse_answer(self.finish().text, last == "<think>")  # a template may open the thought
+
     def __str__(self) -> str:
         return self.finish().text
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__}, so far {self.text!r}: iterate over it, print it, or call its finish()>"
+
+
+# The options of chat that need qwen3_lib/generation/options.py, for type checkers.
+MoreOptions = TypedDict("MoreOptions", {
+    "stop": str | Iterable[str] | None, "logprobs": int | None, "think_budget": int | None, "stop_loops": bool | None,
+    "lookup": int | None, "draft": Any, "max_string": int | None, "logit_bias": dict[Any, float] | None,
+    "max_pixels": int | None, "schema": Any}, total=False)
 
 
 def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], tools: list[Any] | None = None,
@@ -609,7 +628,8 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
          max_tokens: int | None = None, seed: int | None = None, cache: KVCache | None = None,
          eos_token_ids: Iterable[int] | None = None, temperature: float | None = None, top_k: int | None = None,
          top_p: float | None = None, min_p: float | None = None, repetition_penalty: float | None = None,
-         presence_penalty: float | None = None, frequency_penalty: float | None = None, **more: Any) -> Completion:
+         presence_penalty: float | None = None, frequency_penalty: float | None = None,
+         **more: Unpack[MoreOptions]) -> Completion:
     """The answer to a conversation, or to a single question given as a text: a Stream of its pieces.
 
     messages: {"role": "system" | "user" | "assistant" | "tool", "content": ...}, as in OpenAI's API
@@ -624,6 +644,8 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     sampling: dict[str, Any] = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p,
                                 "repetition_penalty": repetition_penalty, "presence_penalty": presence_penalty,
                                 "frequency_penalty": frequency_penalty}
+    if not isinstance(model, Model):
+        raise InputError(f"chat takes a model of load_model, not {brief(repr(model), 80)}")
     limits: dict[str, Any] = {"max_new_tokens": max_new_tokens, "seed": seed, "eos_token_ids": eos_token_ids}
     if max_tokens is not None:
         limits["max_new_tokens"] = checked_whole("max_tokens", max_tokens, 1)
@@ -632,7 +654,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     messages = with_system(checked_messages(messages, "messages"), system)
     if LIBRARY.is_dir():
         from qwen3_lib.generation.completion import complete
-        options = limits | sampling | more
+        options: dict[str, Any] = {**limits, **sampling, **more}
         return complete(model, messages, tools, enable_thinking, chat_template_kwargs, cache, **options)
     if more:
         raise InputError(f"qwen3.py alone has no option {min(more)}: more options need the folder qwen3_lib beside it")
@@ -960,7 +982,7 @@ BUNDLED: Any = next(filter(Path.is_dir, (HERE / "demo", LIBRARY / "demo")), None
 
 
 def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine(), offline: bool = False,
-               tokenizer: bool = True, adapter: str | Path | None = None) -> Model:
+               tokenizer: bool = True, adapter: str | Path | None = None, **others: Never) -> Model:
     """Loads a folder with config.json, tokenizer.json and *.safetensors as published on Hugging Face.
 
     With qwen3_lib beside this file, `name` may also be a GGUF file, or a model on the hub (Qwen/Qwen3-0.6B, or 0.6B),
@@ -968,6 +990,9 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
     tokenizer=False, the model takes and gives token ids.
     Raises InputError, one line that names the file, for anything missing, damaged or unsupported.
     """
+    if others:
+        raise InputError(f"load_model of qwen3 has no option {min(others)}; that of qwen3_numba, the fast engine, has "
+                         "quantize, threads, kv_dtype and activations")
     folder = Folder(Path(os.path.expanduser(str(name))))
     if LIBRARY.is_dir():
         from qwen3_lib.io.models import open_model

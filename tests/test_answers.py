@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 from concurrent.futures import ThreadPoolExecutor
+from typing import get_type_hints
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from helpers import (WEATHER, assert_one_line, edit_json, filled_cache, message_
 from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn, values_for
 from tokenizer_utils import Answer, AnswerReader, Tokenizer, parse_answer
 from qwen3_lib.generation.completion import AnswerText, Completion
-from qwen3_lib.generation.options import AnswerOptions
+from qwen3_lib.generation.options import AnswerOptions, GivenOptions
 from qwen3_lib.generation.score import SCORED, score
 from qwen3_lib.generation.processors import ThinkBudget
 from qwen3_lib.generation.tools import tool_schema
@@ -201,6 +202,8 @@ def test_the_options_of_chat_are_named(demo):
     assert len(qwen3.chat(demo, FRANCE, max_tokens=3).finish().token_ids) == 3
     assert "max_new_tokens" in message_of(Completion, demo, [1], max_tokens=3)
     assert message_of(qwen3.chat, demo, FRANCE, max_tokens=0).startswith("max_tokens must")
+    assert "load_model" in message_of(qwen3.chat, "demo", FRANCE)
+    assert get_type_hints(GivenOptions) == get_type_hints(AnswerOptions)  # what type checkers see
 
 
 def test_in_a_notebook_a_thought_is_a_quotation_and_a_call_is_code(demo):

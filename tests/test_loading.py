@@ -46,6 +46,10 @@ def config_of(folder, **changes):
     return Checkpoint(folder).config()
 
 
+def test_an_option_of_the_fast_engine_names_its_module(small):
+    assert "qwen3_numba" in message_of(qwen3.load_model, small, quantize="int8")
+
+
 # ---- The folder ------------------------------------------------------------------------------------------------------
 
 WATCH = """\

@@ -148,10 +148,12 @@ def test_missing_packages_are_named(python, tmp_path):
         done = run(python, tmp_path, program, "Hello")
         assert done.returncode and not done.stdout
         assert_one_line(done.stderr, program, words)
+    (tmp_path / "tokenizer_utils.py").write_text("# another package's module of this name")
+    assert_one_line(run(python, tmp_path, "qwen3.py", "Hello").stderr, f"({tmp_path / 'tokenizer_utils.py'})")
 
 
 ANSWER = """\
-from qwen3 import BUNDLED, InputError, chat, load_model
+from qwen3 import BUNDLED, InputError, Sequence, Stream, chat, load_model
 
 model = load_model("model")
 reply = chat(model, "What is the capital of France?", enable_thinking=False)
@@ -160,6 +162,11 @@ first = next(reply)
 assert first in repr(reply) and reply.text == first
 print(reply.finish())
 print(chat(model, "What is the capital of France?", enable_thinking=False, max_tokens=2))
+parts = chat(model, "What is the capital of France?").answer
+print(len(parts.reasoning) > 9, parts.content)
+prompt = [*reply.sequence.prompt[:-4], *model.tokenizer.encode("<think>\\n", False)]  # as some templates end it
+within = Stream(model, Sequence(model, prompt, 4)).answer
+print(within.reasoning_truncated, repr(within.content))
 for option in ("stop", "logprobs", "schema"):
     try:
         chat(model, "Hello", **{option: 1})
@@ -170,8 +177,9 @@ for option in ("stop", "logprobs", "schema"):
 
 def test_an_answer_prints_as_its_text_and_options_that_need_the_folder_say_so(python, folder):
     done = run(python, folder, "-c", ANSWER)
-    whole, cut, *refused = done.stdout.splitlines()
+    whole, cut, parts, within, *refused = done.stdout.splitlines()
     assert (done.returncode, done.stderr, whole) == (0, "", PARIS.strip())
+    assert (parts, within) == (f"True {PARIS.strip()}", "True ''")
     assert PARIS.startswith(cut) and len(cut) < len(whole)
     for name, said in zip(("stop", "logprobs", "schema"), refused, strict=True):
         assert f"no option {name}" in said and "the folder qwen3_lib" in said

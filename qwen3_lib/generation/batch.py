@@ -7,12 +7,13 @@ from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 
-from qwen3 import InputError, Model, Sequence, TokenIds, brief, checked_whole
+from qwen3 import InputError, Model, SamplingOptions, Sequence, TokenIds, brief, checked_whole
 from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.options import AnswerOptions, GivenOptions
 from qwen3_lib.generation.steps import Run, step
 from qwen3_lib.generation.prefix_cache import PrefixCache
 
@@ -22,7 +23,7 @@ MOST_SLOTS = 32  # beyond, arithmetic takes the time and not the weights
 
 
 def generate_batch(model: Model, prompts: list[TokenIds], max_new_tokens: int | None = None, seed: int | None = None,
-                   eos_token_ids: Any = None, **sampling: float | None) -> list[list[int]]:
+                   eos_token_ids: Any = None, **sampling: Unpack[SamplingOptions]) -> list[list[int]]:
     """Continues several prompts together, so that each weight is read once for all of them -> the new ids of each.
 
     Takes the options of `generate`; the i-th prompt draws with seed + i.
@@ -65,7 +66,8 @@ class Batch:
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they have joined
 
-    def add(self, key: Hashable, token_ids: TokenIds, salt: str = "", **options: Any) -> Completion:
+    def add(self, key: Hashable, token_ids: TokenIds, salt: str = "", tools: list[dict[str, Any]] | None = None,
+            options: AnswerOptions | None = None, **given: Unpack[GivenOptions]) -> Completion:
         """A new request, under a name of its own -> its answer, which grows with each `step`.
 
         Iterating over the answer gives the text that has come since the last time, and doesn't wait for more. Takes
@@ -74,7 +76,7 @@ class Batch:
         """
         if any(request.key == key for request in self.requests):
             raise InputError(f"there is a request {brief(repr(key))} already")
-        answer = Completion(self.model, token_ids, is_fed=True, **options)
+        answer = Completion(self.model, token_ids, None, tools, options=options, is_fed=True, **given)
         if len(answer.prompt_ids) >= self.longest:
             raise InputError(f"the prompt has {len(answer.prompt_ids)} tokens and leaves no room for an answer: a slot "
                              f"has {self.longest} positions (--context)")

@@ -6,14 +6,14 @@ import math
 import re
 import time
 from collections.abc import AsyncIterator, Callable, Generator, Iterator
-from typing import Any, Self
+from typing import Any, Self, Unpack
 
 import numpy as np
 
 from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds, default_sampling
 from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn, values_for
 from qwen3_lib.generation.guesses import speculator
-from qwen3_lib.generation.options import AnswerOptions, options_of
+from qwen3_lib.generation.options import AnswerOptions, GivenOptions, options_of
 from qwen3_lib.generation.pictures import messages_and_pictures
 from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
 from qwen3_lib.generation.schema import Constrained, Grammar, parsed
@@ -52,7 +52,8 @@ class Completion(Stream):
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None,
                  tools: list[dict[str, Any]] | None = None, picture_seconds: float = 0.0,
-                 options: AnswerOptions | None = None, is_fed: bool = False, **given: Any):
+                 options: AnswerOptions | None = None, is_fed: bool = False,
+                 **given: Unpack[GivenOptions]):
         """Takes the options of options.py, together as `options` or by name.
 
         `tools`, JSON schemas, give the arguments of calls in XML their types. `picture_seconds`: how long the prompt's
@@ -219,7 +220,7 @@ class Completion(Stream):
 def complete(model: Model, messages: list[dict[str, Any]],
              tools: list[Any] | None = None, enable_thinking: bool | None = None,
              chat_template_kwargs: dict[str, Any] | None = None, cache: KVCache | None = None,
-             options: AnswerOptions | None = None, **given: Any) -> Completion:
+             options: AnswerOptions | None = None, **given: Unpack[GivenOptions]) -> Completion:
     """The Completion of a conversation: see qwen3.chat, which calls this. Takes options as Completion does."""
     about, options = schemas(tools), options_of(given) if options is None else options
     ids, seconds = prompt_of(model, messages, about, enable_thinking, chat_template_kwargs, options.max_pixels)

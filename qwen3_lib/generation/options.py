@@ -4,16 +4,23 @@ qwen3.chat shows them in its signature; the command line, batch files and the se
 """
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from typing import Any, Self
 
-from qwen3 import Sampling, checked_number, checked_whole
+from qwen3 import MoreOptions, Sampling, SamplingOptions, checked_number, checked_whole
 from qwen3_vision import PIXELS_LIMIT
 from tokenizer_utils import InputError, brief
 
 
 DRAFTS = ("auto", "off")
+
+
+class GivenOptions(SamplingOptions, MoreOptions, total=False):
+    """The names and types of AnswerOptions, for type checkers."""
+    max_new_tokens: int | None
+    eos_token_ids: Iterable[int] | None
+    seed: int | None
 
 
 def option(meaning: str, metavar: str = "", least: int | None = None) -> Any:
@@ -103,7 +110,7 @@ def checked_stop(stop: str | Iterable[str] | None) -> tuple[str, ...]:
 OPTION_NAMES = tuple(AnswerOptions.__dataclass_fields__)
 
 
-def options_of(given: dict[str, Any]) -> AnswerOptions:
+def options_of(given: Mapping[str, Any]) -> AnswerOptions:
     """The options with these names and values. Raises InputError for unknown names."""
     if unknown := given.keys() - {*OPTION_NAMES}:
         raise InputError(f"{brief(min(unknown))} is none of the options {', '.join(OPTION_NAMES)}")

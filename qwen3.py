@@ -34,12 +34,14 @@ The words:
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import mmap
 import os
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
@@ -213,9 +215,9 @@ def moe(x: np.ndarray, gate: np.ndarray, experts: dict[int, dict[str, np.ndarray
     return out
 
 
-def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCache, layer: int,
+def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCache | Pass, layer: int,
                   cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """One layer: x [n, hidden_size] -> the same shape. Writes the new keys and values into the cache."""
+    """One layer: x [n, hidden_size] -> the same shape. Writes the new keys and values into the cache, or caches."""
     eps, n = config.rms_norm_eps, len(x)
     h = rms_norm(x, w["input_layernorm"], eps)
     q = linear(h, w["q_proj"]).reshape(n, -1, config.head_dim)  # [n, n_heads, head_dim]
@@ -306,6 +308,13 @@ class KVCache:
         self.v[layer, :, self.length:end] = v
         return attention(q, self.k[layer, :, :end], self.v[layer, :, :end])
 
+    def borders(self, token_ids: np.ndarray, ends: Iterable[int]) -> list[int]:
+        """After how many of the new tokens [n] a pass must stop, so that a cache can be cut back there: none needs it.
+
+        `ends`: the end-of-text tokens, at which turns end: see qwen3_5.py.
+        """
+        return []
+
     def advance(self, token_ids: np.ndarray) -> None:
         """Counts the new tokens [n] as filled."""
         self.token_ids[self.length:self.length + len(token_ids)] = token_ids
@@ -341,36 +350,124 @@ CHUNK = 512  # prompt tokens that go through the layers together: enough for ful
 TokenIds = list[int] | np.ndarray
 
 
+class Media:
+    """What a model's tower has made of pictures or sounds: see qwen3_vision.py and qwen3_asr.py.
+
+    Their tokens have ids below 0, where no vocabulary has any: ~id has the number of a picture or sound from bit 36 on,
+    and the token's place in it in the last 14 bits. A number is given once in a process. So caches, which compare ids,
+    never take one picture for another, and know a picture that comes again.
+    """
+
+    def __init__(self) -> None:
+        self.known = weakref.WeakValueDictionary[int | bytes, Any]()  # by their numbers, and by what they were made of
+
+    def __contains__(self, token_id: int) -> bool:
+        return token_id < 0 and int(~token_id >> 36) in self.known
+
+    def held(self, ids: np.ndarray) -> list[Any]:
+        """The pictures or sounds of these tokens [n]: they are known as long as this list is."""
+        return [self.known[number] for number in {*(~ids[ids < 0] >> 36).tolist()}]
+
+    def vectors(self, ids: np.ndarray) -> np.ndarray:
+        """Of tokens [n], all below 0 -> [1 + deepstack, n, hidden_size]: embeddings, then what the first layers get."""
+        return np.stack([self.known[int(~i >> 36)].vectors[:, ~i & 2**14 - 1] for i in ids], axis=1)
+
+    def positions(self, before: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Of tokens [n] after the tokens `before`, for rope_tables: one by one, as in a text."""
+        return len(before) + np.arange(len(ids))
+
+
+class NextTokens(NamedTuple):
+    """The new tokens of one sequence, for `passes`."""
+    cache: KVCache  # what was computed before them
+    token_ids: np.ndarray  # [n]
+    wanted: int = 1  # logits are wanted after so many of the last tokens
+    guesses: int = 0  # so many of the last tokens may be cut off again
+
+
+class Pass(NamedTuple):
+    """What goes through the layers together: new tokens of one sequence, or of several, one after the other.
+
+    The caller makes it; an engine runs it and asks for nothing more.
+    """
+    token_ids: np.ndarray  # [n]
+    x: np.ndarray  # their embeddings [n, hidden_size], which the engine may overwrite
+    positions: np.ndarray  # [n], or [n, rope_dim / 2]: see rope_tables
+    parts: list[tuple[Any, slice]]  # the KVCache of each sequence, and its rows of x
+    wanted: np.ndarray  # the rows of x after which logits are wanted
+    states: bool = False  # whether the hidden states are wanted, too
+    added: np.ndarray | tuple[()] = ()  # [k, n, hidden_size]: added to x after the first k layers
+
+    def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """KVCache.attend of each sequence -> [n_heads, n, head_dim]."""
+        return together([cache.attend(layer, q[:, rows], k[:, rows], v[:, rows]) for cache, rows in self.parts], axis=1)
+
+    def advance(self) -> None:
+        """Counts the new tokens as filled."""
+        for cache, rows in self.parts:
+            cache.advance(self.token_ids[rows])
+
+
 def embed_tokens(model: Model, ids: np.ndarray) -> np.ndarray:
     """The vectors of tokens [n] -> [n, hidden_size]: rows of embed_tokens, or what a tower has made of a picture."""
     x = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0))
-    return x if model.media is None else model.media.add(x, ids, 0)  # a picture's tokens have ids below 0
+    if (seen := ids < 0).any():
+        x[seen] = model.media.vectors(ids[seen])[0]
+    return x
+
+
+def passes(model: Model, parts: list[NextTokens], states: bool = False) -> Iterator[Pass]:
+    """The new tokens of some sequences, in passes of at most CHUNK tokens. Run each before you ask for the next one.
+
+    Raises InputError if a cache has no room for its tokens.
+    """
+    media, ids = model.media, np.concatenate([part.token_ids for part in parts])
+    ends = list(itertools.accumulate(len(part.token_ids) for part in parts))
+    positions = np.concatenate([part.cache.reserve(len(part.token_ids), part.guesses) for part in parts])
+    if media is not None:
+        positions = np.concatenate([media.positions(cache.token_ids[:cache.length], new) for cache, new, *_ in parts])
+    wanted = np.concatenate([np.arange(end - part.wanted, end) for part, end in zip(parts, ends)])
+    stops = {0, *range(0, len(ids), CHUNK), len(ids)}
+    for part, end in zip(parts, ends):
+        stops |= {end - len(part.token_ids) + n for n in part.cache.borders(part.token_ids, model.eos_token_ids)}
+    for start, stop in itertools.pairwise(sorted(stops)):
+        new, added = ids[start:stop], np.empty((0, stop - start, model.config.hidden_size), np.float32)
+        if (seen := new < 0).any() and len(deep := media.vectors(new[seen])[1:]):  # deepstack
+            added = np.zeros((len(deep), *added.shape[1:]), np.float32)
+            added[:, seen] = deep
+        rows = [(part.cache, slice(max(end - len(part.token_ids), start) - start, min(end, stop) - start))
+                for part, end in zip(parts, ends) if end - len(part.token_ids) < stop and start < end]
+        yield Pass(new, embed_tokens(model, new), positions[start:stop], rows,
+                   wanted[(wanted >= start) & (wanted < stop)] - start, states, added)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
-def hidden_states(model: Model, token_ids: TokenIds, cache: KVCache) -> np.ndarray:
-    """Runs token ids [n] through all layers -> the residual stream after the last norm, float32 [n, hidden_size]."""
-    config, w, ids, media = model.config, model.weights, np.asarray(token_ids), model.media
-    positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
-    for start in range(0, len(ids), CHUNK):
-        now = slice(start, start + CHUNK)
-        places = positions[now] if media is None else media.positions(cache, ids[now], positions[now])
-        cos, sin = rope_tables(config, places)
-        x = embed_tokens(model, ids[now])  # rows of embed_tokens [CHUNK, hidden_size]
-        for i, layer in enumerate(w["layers"]):
-            x = decoder_layer(x, layer, config, cache, i, cos, sin)
-            if media is not None:  # Qwen3-VL adds vectors of pictures after its first layers, too
-                media.add(x, ids[now], 1 + i)
-        cache.advance(ids[now])
-        out[now] = rms_norm(x, w["norm"], config.rms_norm_eps)
-    return out
+def run_pass(model: Model, new: Pass, layer: Callable[..., Any] = decoder_layer) -> tuple[np.ndarray, np.ndarray]:
+    """Runs a pass through all layers -> (logits float32 [wanted, vocab_size], hidden states [n, hidden_size])."""
+    config, weights, x = model.config, model.weights, new.x
+    cos, sin = rope_tables(config, new.positions)
+    for i, w in enumerate(weights["layers"]):
+        x = layer(x, w, config, new, i, cos, sin)
+        if i < len(new.added):  # of pictures
+            x = x + new.added[i]
+    new.advance()
+    x = rms_norm(x, weights["norm"], config.rms_norm_eps)
+    return linear(x[new.wanted], weights["lm_head"]), x  # the head costs several layers
 
 
-@np.errstate(over="ignore", invalid="ignore")
-def logits_of(model: Model, token_ids: TokenIds, cache: KVCache, rows: Any = -1) -> np.ndarray:
-    """forward without its checks -> the logits after the tokens `rows`, an index of one or more of the new tokens."""
-    x = hidden_states(model, token_ids, cache)
-    return linear(x[rows], model.weights["lm_head"])  # the head costs several layers
+def compute(model: Model, parts: list[NextTokens], states: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Runs new tokens of some sequences through the model, and adds them to the caches.
+
+    -> (the wanted logits of all, float32 [m, vocab_size]; with `states`, the residual stream after the last norm,
+    [n, hidden_size]). `forward` without its checks, for one sequence or several.
+    """
+    logits, hidden = zip(*[model.engine.run(model, new) for new in passes(model, parts, states)])
+    return together(logits), together(hidden)
+
+
+def together(arrays: Any, axis: int = 0) -> np.ndarray:
+    """np.concatenate, without a copy of a single array."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
 
 
 def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
@@ -380,9 +477,10 @@ def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool 
     Raises InputError for ids out of range, for the cache of another model, and when the context is full.
     """
     check_cache(model, cache)
+    ids = checked_ids(model, token_ids)
     with cache.lock:
-        rows = slice(None) if all_logits else -1
-        return model.engine.logits_of(model, checked_ids(model, token_ids), cache, rows)
+        logits, _ = compute(model, [NextTokens(cache, ids, len(ids) if all_logits else 1)])
+    return logits if all_logits else logits[0]
 
 
 # ---- Sampling: from logits to the next token -------------------------------------------------------------------------
@@ -547,8 +645,8 @@ def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:
     """Feeds a sequence until it ends -> its tokens, one at a time."""
     while sequence.finish_reason is None:  # first the whole prompt, then one token at a time
         with cache.lock:
-            logits = model.engine.logits_of(model, sequence.rest(cache), cache)
-        yield from sequence.feed(logits)
+            logits, _ = compute(model, [NextTokens(cache, sequence.rest(cache))])
+        yield from sequence.feed(logits[0])
 
 
 def generate(model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
@@ -919,8 +1017,7 @@ class Engine:
     """The parts that a faster implementation replaces; sampling, generation and the command line exist once."""
     load_weights: Callable[[Folder, Config], Any] = load_weights  # model.weights, in any form the other parts want
     new_cache: type[KVCache] = KVCache
-    logits_of: Callable[..., np.ndarray] = logits_of
-    hidden_states: Callable[..., np.ndarray] = hidden_states
+    run: Callable[[Any, Pass], tuple[np.ndarray, np.ndarray]] = run_pass
     rows: Callable[..., np.ndarray] = lambda model, name, ids: model.weights[name][ids]  # of lm_head or embed_tokens
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
     guess: Callable[..., tuple[np.ndarray, int]] | None = None  # guesses tokens by an MTP head, see qwen3_5.py

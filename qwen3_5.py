@@ -9,7 +9,7 @@
 
 This file stands on qwen3.py, which you should read first, and has what is new. Read it from top to bottom:
 
-    config -> components -> the state, in place of a cache -> forward -> the MTP head -> loading -> command line
+    config -> components -> the state, in place of a cache -> the MTP head -> loading -> command line
 
 The data flow, with the sizes of Qwen3.5-0.8B (`n` is the number of tokens):
 
@@ -30,8 +30,8 @@ The vision tower in the files (model.visual.*) is read by qwen3_vision.py.
 """
 from __future__ import annotations
 
-import itertools
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -42,9 +42,9 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-from qwen3 import (CHUNK, QWEN3, QWEN3_VL, Config, Engine, Folder, KVCache, Model, ModelType, TokenIds, apply_rope,
+from qwen3 import (QWEN3, QWEN3_VL, Config, Engine, Folder, KVCache, Model, ModelType, Pass, TokenIds, apply_rope,
                    checked_number, checked_whole, config_of, embed_tokens, linear, moe, rms_norm, rope_of, rope_tables,
-                    swiglu)
+                   run_pass, swiglu)
 from tokenizer_utils import InputError, brief
 
 __all__ = ["HybridCache", "HybridConfig", "delta_rule", "delta_rule_in_chunks"]
@@ -165,19 +165,21 @@ def mix(rows: np.ndarray, learned: int, state: np.ndarray, shape: tuple[int, int
     return np.concatenate([first, last], axis=1).swapaxes(0, 1), state
 
 
-def gated_delta_net(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: HybridCache,
+def gated_delta_net(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: Pass,
                     layer: int) -> np.ndarray:
     """A mixer without keys and values: x [n, hidden_size] -> the same shape. Writes the new state into the cache."""
     n = len(x)
     # How much is forgotten, and how much is learned, depends on the token. A_log sets a head's usual memory.
     g = -np.exp(w["A_log"]) * np.logaddexp(0, linear(x, w["in_proj_a"]) + w["dt_bias"])  # [n, heads], below 0
-    out = cache.recall(layer, w["conv1d"], linear(x, w["in_proj_qkv"]), g, sigmoid(linear(x, w["in_proj_b"])))
+    new = linear(x, w["in_proj_qkv"]), g, sigmoid(linear(x, w["in_proj_b"]))
+    out = np.concatenate([one.recall(layer, w["conv1d"], *(array[rows] for array in new))  # of each sequence
+                          for one, rows in cache.parts])
     z = linear(x, w["in_proj_z"]).reshape(out.shape)  # [n, heads, value_dim], the output's gate
     out = rms_norm(out, w["norm"], config.rms_norm_eps) * (z * sigmoid(z))
     return linear(out.reshape(n, -1), w["out_proj"])
 
 
-def gated_attention(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: HybridCache, layer: int,
+def gated_attention(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: Pass, layer: int,
                     cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """The attention of qwen3.decoder_layer with two changes: RoPE turns a part of a head, and a gate for each output.
 
@@ -194,9 +196,9 @@ def gated_attention(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cach
     return linear(out.reshape(n, -1), w["o_proj"])
 
 
-def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: HybridCache, layer: int,
+def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: Pass, layer: int,
                   cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """One layer: x [n, hidden_size] -> the same shape. Writes into the cache."""
+    """One layer: x [n, hidden_size] -> the same shape. Writes into the caches of a pass."""
     h = rms_norm(x, w["input_layernorm"], config.rms_norm_eps)
     x = x + (gated_delta_net(h, w, config, cache, layer) if layer in config.linear_layers else
              gated_attention(h, w, config, cache, layer, cos, sin))
@@ -253,6 +255,7 @@ class HybridCache(KVCache):
         self.fixed = (self.most + 2) * size  # with those of now and of the pass that runs
         self.snapshots = [Snapshot(0, dict.fromkeys(config.linear_layers, self.empty), kept=True)]
         self.new, self.sure = dict[int, State](), 0  # of the pass that runs; from which position on it has guesses
+        self.marked = list[int]()  # the positions after turns that end in the new tokens
 
     def stored_shape(self) -> tuple[int, ...]:
         """The shape of an S; faster engines have another one."""
@@ -267,6 +270,12 @@ class HybridCache(KVCache):
     def unsure(self, n: int) -> int:
         """How many of the next n tokens the states don't learn yet: the guesses, but for the first token."""
         return max(min(self.length + n - self.sure, n - 1), 0)
+
+    def borders(self, token_ids: np.ndarray, ends: Iterable[int]) -> list[int]:
+        """See KVCache.borders: behind the last two turns that end in these tokens. The states there are kept."""
+        found: list[int] = (np.flatnonzero(np.isin(token_ids, [*ends]))[-2:] + 1).tolist()
+        self.marked = [self.length + n for n in found]
+        return found
 
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
         return super().attend(self.attending.index(layer), q, k, v)
@@ -293,6 +302,8 @@ class HybridCache(KVCache):
             for layer, (history, memory, rows) in self.new.items()}) for cut in range(late, -1, -1)]
         super().advance(token_ids)
         self.snapshots = [each for each in self.snapshots if each.kept or each.length >= min(self.sure, end)]
+        if end in self.marked:
+            self.keep()
 
     def keep(self) -> None:
         """Keeps the last snapshot. If there are too many, the oldest one goes, but for the first."""
@@ -322,42 +333,6 @@ class HybridCache(KVCache):
             raise InputError(f"no state is kept after {length} of the {self.length} tokens")
         super().truncate(length)
         self.snapshots = [each for each in self.snapshots if each.length <= length]
-
-
-# ---- forward ---------------------------------------------------------------------------------------------------------
-
-def turn_ends(model: Model, ids: np.ndarray) -> list[int]:
-    """Behind the last two turns that end in the token ids [n]: the states there are kept."""
-    return (np.flatnonzero(np.isin(ids, model.eos_token_ids))[-2:] + 1).tolist()
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def hidden_states(model: Model, token_ids: TokenIds, cache: HybridCache) -> np.ndarray:
-    """The namesake of qwen3.hidden_states. Keeps the states after the last two turns that end in these tokens."""
-    config: Any = model.config
-    w, ids, media = model.weights, np.asarray(token_ids), model.media
-    positions, out = cache.reserve(len(ids)), np.empty((len(ids), config.hidden_size), np.float32)
-    borders = turn_ends(model, ids)
-    for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
-        new = ids[start:end]
-        places = positions[start:end]
-        cos, sin = rope_tables(config, places if media is None else media.positions(cache, new, places))
-        x = embed_tokens(model, new)  # rows of embed_tokens
-        for i, layer in enumerate(w["layers"]):
-            x = decoder_layer(x, layer, config, cache, i, cos, sin)
-        cache.advance(ids[start:end])
-        if end in borders:
-            cache.keep()
-        out[start:end] = rms_norm(x, w["norm"], config.rms_norm_eps)
-    return out
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def logits_of(model: Model, token_ids: TokenIds, cache: HybridCache, rows: Any = -1, states: bool = False) -> Any:
-    """The namesake of qwen3.logits_of. With `states`: (the logits, the hidden_states of all tokens)."""
-    x = hidden_states(model, token_ids, cache)
-    logits = linear(x[rows], model.weights["lm_head"])
-    return (logits, x) if states else logits
 
 
 # ---- The MTP head ----------------------------------------------------------------------------------------------------
@@ -473,7 +448,7 @@ def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
     return weights | ({"mtp": weights["layers"].pop()} if config.mtp_num_hidden_layers else {})
 
 
-ENGINE = Engine(load_weights, HybridCache, logits_of, hidden_states, guess=guess)
+ENGINE = Engine(load_weights, HybridCache, partial(run_pass, layer=decoder_layer), guess=guess)
 
 
 DENSE = ModelType(hybrid_config, tensor_shapes, QWEN3.defaults | {

@@ -39,7 +39,6 @@ import itertools
 import sys
 import threading
 import wave
-import weakref
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -54,8 +53,8 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 import qwen3  # first: it says in one line what is missing
 import numpy as np
 import tokenizers
-from qwen3 import (LIBRARY, QWEN3, Config, Folder, KVCache, Model, Sequence, Stream, attention, checked_whole, dense,
-                   gelu, layer_norm, linear, to_float32)
+from qwen3 import (LIBRARY, QWEN3, Config, Folder, KVCache, Media, Model, Sequence, Stream, attention, checked_whole,
+                   dense, gelu, layer_norm, linear, to_float32)
 from tokenizer_utils import (InputError, Tokenizer, brief, library_errors, load_tokenizer, make_tokenizer,
                              read_json_object)
 
@@ -83,6 +82,7 @@ FIXED = {"activation_function": "gelu", "scale_embedding": False, "n_window": 50
 RATE = 16_000  # samples in a second
 FRAME, HOP = 400, 160  # samples of a frame, and from one frame to the next: 25 and 10 ms
 SHORTEST = 8_000  # samples: shorter sounds are followed by silence
+LONGEST = 1_260 * RATE  # samples: 2**14 tokens, see qwen3.Media
 CHUNK_FRAMES = 100  # that the convolutions take at a time: one second
 
 
@@ -168,22 +168,20 @@ def audio_tower(mel: np.ndarray, w: dict[str, Any], config: SoundConfig) -> np.n
 
 
 # ---- A sound's tokens ------------------------------------------------------------------------------------------------
-# Their ids are below 0, as a picture's are: ~id holds the sound's number and the token's place in it. So caches, which
-# compare ids, never take one sound for another, and know a sound that comes again.
 
 SOUND_NUMBERS, KEPT_SOUNDS = itertools.count(1), 4  # kept though no sequence holds them: 38 MB if each has 3 minutes
 
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """What the language model hears of a sound: `vectors` [tokens, hidden_size], by `audio_tower`."""
+    """What the language model hears of a sound: `vectors` [1, tokens, hidden_size], by `audio_tower`."""
     number: int
     vectors: np.ndarray
 
     @property
     def ids(self) -> np.ndarray:
-        """The ids of its tokens [tokens]."""
-        return ~((self.number << 36) + np.arange(len(self.vectors)))
+        """The ids of its tokens [tokens]: see qwen3.Media."""
+        return ~((self.number << 36) + np.arange(self.vectors.shape[1]))
 
 
 # The names of a tower's tensors in the files: Qwen's own folders, those of transformers (-hf) -> in Sounds.weights.
@@ -191,14 +189,13 @@ TOWER_NAMES = {"thinker.audio_tower.": "", "model.audio_tower.": "", "model.mult
                "model.multi_modal_projector.linear_2.": "proj2."}
 
 
-class Sounds:
+class Sounds(Media):
     """The sounds of a model: the last ones are kept, and all that a sequence holds."""
-    deep = 0  # `add` adds nothing after the layers
 
     def __init__(self, folder: Folder, config: Config):
+        super().__init__()
         self.folder, self.width, self.lock = folder, config.hidden_size, threading.Lock()
         self.recent = deque[Sound](maxlen=KEPT_SOUNDS)
-        self.known = weakref.WeakValueDictionary[int | bytes, Sound]()  # by their numbers, and by their samples
 
     @cached_property
     def config(self) -> SoundConfig:
@@ -239,6 +236,8 @@ class Sounds:
 
     def hear_in_pieces(self, samples: np.ndarray, each: Any = map) -> Iterator[Any]:
         """None after each window, so that others can be served in between, and then the Sound, which may be known."""
+        if len(samples) > LONGEST:
+            raise InputError(f"a sound of {len(samples) / RATE:,.0f} s; at most {LONGEST // RATE:,} s are heard as one")
         samples = np.pad(samples / np.abs(samples).max(initial=1), (0, max(SHORTEST - len(samples), 0)))
         key, vectors = hashlib.sha256(samples.tobytes()).digest(), list[np.ndarray]()
         if (sound := self.known.get(key)) is None:
@@ -251,29 +250,12 @@ class Sounds:
                     yield None
             except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
                 raise InputError(f"{self.folder.path}: its tower doesn't fit its config: {brief(error)}") from error
-            sound = Sound(next(SOUND_NUMBERS), np.concatenate(vectors))
-            if sound.vectors.shape[1] != self.width or not np.isfinite(sound.vectors).all():
+            sound = Sound(next(SOUND_NUMBERS), np.concatenate(vectors)[None])
+            if sound.vectors.shape[2] != self.width or not np.isfinite(sound.vectors).all():
                 raise InputError(f"{self.folder.path}: the tower gives no {self.width} finite numbers")
             self.known[key] = self.known[sound.number] = sound
         self.recent.append(sound)
         yield sound
-
-    def __contains__(self, token_id: int) -> bool:
-        return token_id < 0 and int(~token_id >> 36) in self.known
-
-    def held(self, ids: np.ndarray) -> list[Sound]:
-        """The sounds of these tokens [n]: they are kept as long as this list is."""
-        return [self.known[number] for number in {*(~ids[ids < 0] >> 36).tolist()}]
-
-    def add(self, x: np.ndarray, ids: np.ndarray, which: int) -> np.ndarray:
-        """Sounds' vectors in the embeddings x [n, hidden_size], which 0; the layers, 1 and up, get nothing."""
-        for row in np.flatnonzero(ids < 0) if which == 0 else ():
-            x[row] = self.known[int(~ids[row] >> 36)].vectors[~ids[row] & 2**36 - 1]
-        return x
-
-    def positions(self, cache: Any, ids: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        """Of the next tokens [n] of a cache, at `plain` [n]: a sound's tokens follow one another like words."""
-        return plain
 
 
 def sounds_of(model: Model) -> Sounds:

@@ -35,7 +35,8 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_embed.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import (  # first: it says in one line what is missing
-    Config, Folder, InputError, Model, brief, check_finite, checked_whole, load_model, softmax, to_float32)
+    Config, Folder, InputError, Model, NextTokens, brief, check_finite, checked_whole, compute, load_model, softmax,
+    to_float32)
 import numpy as np
 
 from qwen3_5 import sigmoid
@@ -43,7 +44,6 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import picture_file, read_text
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main, named_model
 from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
-from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.pictures import messages_and_pictures
 from qwen3_lib.io.errors import encoded
 from qwen3_lib.io.pooling import SEARCH, normalized, recipe_of
@@ -332,15 +332,15 @@ def pooled_states(model: Model, before: list[int], bodies: Sequence[list[int]], 
     results, first = list[np.ndarray](), np.empty((0, model.config.hidden_size), np.float32)
     if shared:
         beginning = new_cache(model.config, shared)
-        first = model.engine.hidden_states(model, np.array(texts[0][:shared]), beginning)
+        _, first = compute(model, [NextTokens(beginning, np.array(texts[0][:shared]), wanted=0)], states=True)
     with progress(description="embedding", total=sum(lengths), unit=" tokens", unit_scale=True) as bar:
         for rows in groups(lengths, shared):
             caches = [new_cache(model.config, len(texts[i])) for i in rows]
             for cache in caches if shared else ():
                 cache.copy_from(beginning, shared)
-            together = Caches(caches, [lengths[i] for i in rows])
-            x = model.engine.hidden_states(model, np.concatenate([texts[i][shared:] for i in rows]), together)
-            for i, states in zip(rows, np.split(x, together.last[:-1] + 1)):
+            parts = [NextTokens(cache, np.array(texts[i][shared:]), wanted=0) for i, cache in zip(rows, caches)]
+            _, x = compute(model, parts, states=True)
+            for i, states in zip(rows, np.split(x, np.cumsum([lengths[i] for i in rows])[:-1])):
                 results.append(np.array(pool(np.concatenate([first, states]), texts[i])))  # a copy: states go
             bar.update(len(x))
     return results

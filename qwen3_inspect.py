@@ -47,9 +47,9 @@ from qwen3_lib.io.sounds import open_sound
 from qwen3_lib.io.writing import write_whole
 from qwen3_lib.page.contents import PageOptions, contents
 from qwen3_lib.page.page import html
-from qwen3_lib.page.recorder import Pass, Recorder
+from qwen3_lib.page.recorder import RecordedPass, Recorder
 
-__all__ = ["InputError", "PageOptions", "Pass", "inspect", "main", "record_pass"]
+__all__ = ["InputError", "PageOptions", "RecordedPass", "inspect", "main", "record_pass"]
 
 COMPARED = "What is 417 + 385?"  # the bundled model adds with thinking and guesses without
 
@@ -60,10 +60,10 @@ def check_engine(model: Model) -> None:
         raise InputError(f"{model.path}: only the functions of qwen3.py are recorded, and another engine has others")
 
 
-def record_pass(model: Model, text: str | TokenIds) -> Pass:
+def record_pass(model: Model, text: str | TokenIds) -> RecordedPass:
     """One pass of a text, or of token ids [n], 512 at most: the page's numbers as arrays, for a program of your own.
 
-    Of the Pass: `token_ids` [n]; `attention`, of each layer that attends: the weights [n_heads, n, n], a row for each
+    Of the RecordedPass: `token_ids` [n]; `attention`, of each layer that attends: the weights [n_heads, n, n], a row for each
     token that looks; `streams`: the residual stream before the first layer and after each, [n, hidden_size]; `q` and
     `k` before RoPE; `logits` [n, vocab_size]; `deltas` and `states` of a Qwen3.5; `steps`: what computed them.
     The text is taken as it is; model.tokenizer.apply_chat_template makes one of messages.

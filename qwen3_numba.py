@@ -37,7 +37,7 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -51,10 +51,10 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
 import qwen3  # first: it says in one line what is missing
 import numpy as np
 
-from qwen3 import (BUNDLED, CHUNK, Config, Engine, Folder, InputError, Model, Sampling, Sequence, Tokenizer,
+from qwen3 import (BUNDLED, Config, Engine, Folder, InputError, Model, Pass, Sampling, Sequence, Tokenizer,
                    __version__, chat, checked_whole, default_sampling, embed_tokens, forward, generate, rms_norm,
                    rope_tables, to_float32)
-from qwen3_5 import HybridConfig, turn_ends
+from qwen3_5 import HybridConfig
 from qwen3_lib.io.cores import available_cpus
 from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
@@ -202,11 +202,10 @@ def needed_functions(w: Weights, batch: NewTokens, n_queries: list[int]) -> np.n
     return functions_for(tuple(needs), tuple((int(batch.cache_rows[0].form), n) for n in sorted({1, *n_queries})))
 
 
-def run_layers(w: Weights, batch: NewTokens, caches: list[Any],
-               deepen: tuple[Callable[[], Any], ...] = ()) -> np.ndarray:
+def run_layers(w: Weights, batch: NewTokens, caches: list[Any], added: Any = ()) -> np.ndarray:
     """Runs the batch's x through all layers, in place -> the logits [n, vocab_size] of the tokens that get some.
 
-    deepen[i]() changes x after layer i.
+    added[i] [m, hidden_size] is added to x after layer i.
     """
     config, n_layers, m = w.config, len(w.layers.places), len(batch.x)
     if m <= FEW:
@@ -215,15 +214,15 @@ def run_layers(w: Weights, batch: NewTokens, caches: list[Any],
     space, space_table = w.work_space(config, m, len(batch.tasks), max(n_queries))
     functions = needed_functions(w, batch, n_queries)
     job_table = np.concatenate([w.table, address_table(batch), space_table, address_table((functions,))])
-    deepen = deepen[:n_layers]
-    stops = sorted({0, n_layers, *range(0, n_layers, max(1, PASS // m)), *range(1, len(deepen) + 1)})
-    if len(deepen) == n_layers:  # the head by itself: x changes after the last layer, or there are no layers
+    added = added[:n_layers]
+    stops = sorted({0, n_layers, *range(0, n_layers, max(1, PASS // m)), *range(1, len(added) + 1)})
+    if len(added) == n_layers:  # the head by itself: x changes after the last layer, or there are no layers
         stops.append(n_layers)
     for first, last in (spans := [*itertools.pairwise(stops)]):
         job = np.array([(0, 0, first, last, job_table.ctypes.data, (first, last) == spans[-1])], JOB)
         w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, functions, job_table)
-        if first < last <= len(deepen):
-            deepen[last - 1]()
+        if first < last <= len(added):
+            batch.x[:] += added[last - 1]
     return batch.logits[:, :int(w.layers.head[0].rows)]
 
 
@@ -246,18 +245,21 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int) ->
 
 
 @np.errstate(over="ignore", invalid="ignore")
-def logits_of(model: Model, token_ids: qwen3.TokenIds, cache: Any, rows: Any = -1, states: bool = False) -> Any:
-    """The namesake of qwen3.logits_of, and of qwen3_5.logits_of.
+def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
+    """The namesake of qwen3.run_pass; without new.states, there are no hidden states, [0, hidden_size].
 
     A token's logits depend on the tokens before it and on nothing else, bit for bit.
     """
-    wanted, eps = np.arange(len(token_ids))[rows], model.config.rms_norm_eps
-    hidden, logits = list[np.ndarray](), list[np.ndarray]()
-    for x, some in passes(model, token_ids, cache, np.atleast_1d(wanted)):
-        logits.append(some)
-        hidden += [rms_norm(x, model.weights.layers.norm, eps)] if states else []
-    found = (np.concatenate(logits) if len(logits) > 1 else logits[0])[... if wanted.ndim else 0]
-    return (found, np.concatenate(hidden)) if states else found
+    w, caches = model.weights, [cache for cache, _ in new.parts]
+    counts = [rows.stop - rows.start for _, rows in new.parts]
+    places = np.concatenate([np.arange(cache.length, cache.length + n) for cache, n in zip(caches, counts)])
+    rows = np.rec.fromarrays((np.repeat(np.arange(len(caches)), counts), places), ROW)
+    batch = batch_of(w, new.x, rope_tables(model.config, new.positions), caches, rows, new.wanted)
+    logits = run_layers(w, batch, caches, new.added)
+    new.advance()
+    if caches[0].length > 1 and caches[0].dtype in STEPS and not w.looked:
+        note_small_numbers(model, caches[0])
+    return logits, rms_norm(new.x if new.states else new.x[:0], w.layers.norm, model.config.rms_norm_eps)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -276,42 +278,6 @@ def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: An
     logits = run_layers(head.layer, batch_of(head.layer, x, *where, np.arange(n - 1, n)), caches)
     cache.advance(ids)
     return rms_norm(x, head.layer.layers.norm, eps), head.vocabulary.token(int(logits.argmax()))
-
-
-@np.errstate(over="ignore", invalid="ignore")
-def hidden_states(model: Model, token_ids: qwen3.TokenIds, cache: Any) -> np.ndarray:
-    """The namesake of qwen3.hidden_states."""
-    return np.concatenate([rms_norm(x, model.weights.layers.norm, model.config.rms_norm_eps)
-                           for x, _ in passes(model, token_ids, cache, np.empty(0, np.int64))])
-
-
-def passes(model: Model, token_ids: qwen3.TokenIds, cache: Any,
-           wanted: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Runs new tokens through all layers and adds them to the cache, or Caches, CHUNK or fewer of them in a pass.
-
-    -> (x [m, hidden_size], logits [n, vocab_size]) of each pass, the logits of the tokens `wanted` among all.
-    """
-    ids, w, media = np.asarray(token_ids), model.weights, model.media
-    caches, counts = getattr(cache, "caches", [cache]), getattr(cache, "counts", [len(ids)])
-    positions, sequences = cache.reserve(len(ids)), np.repeat(np.arange(len(caches)), counts)
-    rows = np.rec.fromarrays((sequences, positions), ROW)
-    borders = turn_ends(model, ids) if isinstance(caches[0], StateCache) else []
-    for start, end in itertools.pairwise(sorted({*range(0, len(ids), CHUNK), *borders, len(ids)})):
-        now = slice(start, end)
-        x, here = embed_tokens(model, ids[now]), wanted[(wanted >= start) & (wanted < end)] - start
-        places, deepen = positions[now], []
-        if media is not None:
-            places = media.positions(cache, ids[now], places)
-            deepen = [partial(media.add, x, ids[now], 1 + i) for i in range(media.deep)
-                      if ids[now].min() < 0]  # a picture's tokens
-        batch = batch_of(w, x, rope_tables(model.config, places), caches, rows[now], here)
-        logits = run_layers(w, batch, caches, deepen)
-        cache.advance(ids[now])
-        if end in borders:
-            cache.keep()
-        yield x, logits
-    if caches[0].length > 1 and caches[0].dtype in STEPS and not model.weights.looked:
-        note_small_numbers(model, caches[0])
 
 
 def note_small_numbers(model: Model, cache: Any) -> None:
@@ -346,7 +312,7 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
         load = partial(load_weights, quantize=quantize, threads=threads, activations=activations or "bf16")
         new_cache = (HYBRID_CACHES if isinstance(config, HybridConfig) else CACHES)[cached]
-        return Engine(load, new_cache, logits_of, hidden_states, guess=guess, drafts=True,
+        return Engine(load, new_cache, run_pass, guess=guess, drafts=True,
                       rows=lambda model, name, token_ids: matrix_rows(
                           model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow)
 

@@ -40,7 +40,6 @@ import itertools
 import math
 import sys
 import threading
-import weakref
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
@@ -52,8 +51,8 @@ if __name__ == "__main__" and (absent := [name for name in ("qwen3", "PIL") if f
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-from qwen3 import (Config, Folder, Model, TokenIds, apply_rope, attention, checked_number, checked_whole, dense, gelu,
-                   layer_norm, rope_of, to_float32)
+from qwen3 import (Config, Folder, Media, Model, TokenIds, apply_rope, attention, checked_number, checked_whole, dense,
+                   gelu, layer_norm, rope_of, to_float32)
 from tokenizer_utils import InputError, brief, library_errors, with_system
 
 __all__ = ["Picture", "Pictures", "VisionConfig", "patches_of", "smart_resize", "tower"]
@@ -192,9 +191,8 @@ def tower(pixels: np.ndarray, w: dict[str, Any], config: VisionConfig) -> np.nda
 
 
 # ---- A picture's tokens ----------------------------------------------------------------------------------------------
-# Their ids are below 0, where no vocabulary has any: ~id holds the picture's number, its rows and columns of tokens,
-# and the token's place among them. A number is given once in a process. So caches, which compare ids, never take one
-# picture for another, and know a picture that comes again. Positions follow from the ids alone.
+# Their ids are below 0, see qwen3.Media: ~id holds the picture's number, its rows and columns of tokens, and a token's
+# place among them. So positions follow from the ids alone.
 
 PICTURE_NUMBERS = itertools.count(1)  # so that -1 is no picture
 KEPT_PICTURES = 2**28  # bytes of vectors kept though no sequence holds them: 64 pictures of 1,024 tokens, Qwen3.5-0.8B
@@ -238,13 +236,13 @@ def mrope_positions(before: np.ndarray, ids: np.ndarray) -> np.ndarray:
 
 # ---- A model's pictures ----------------------------------------------------------------------------------------------
 
-class Pictures:
-    """The pictures of a model: those shown last are kept, those of the last messages, and all that a sequence holds."""
+class Pictures(Media):
+    """The pictures of a model: those shown last are kept, and all that a sequence holds."""
 
     def __init__(self, folder: Folder, config: Config):
+        super().__init__()
         self.folder, self.width, self.lock = folder, config.hidden_size, threading.Lock()
-        self.recent, self.latest = list[Picture](), list[Picture]()
-        self.known = weakref.WeakValueDictionary[int | bytes, Picture]()  # by their numbers, and by their pixels
+        self.recent = list[Picture]()
         section = rope_of(folder.language()).get("mrope_section", folder.kind.seeing.get("mrope_section"))
         if not isinstance(section, list) or [isinstance(n, int) and n >= 0 for n in section] != [True] * 3:
             raise InputError(f"{folder.path}: mrope_section must be three whole numbers, not {brief(section)}")
@@ -266,11 +264,6 @@ class Pictures:
                 or not {*deep} <= {*range(sizes["depth"])}:
             raise InputError(f"{where}this vision_config is not supported: {brief(raw, 400)}")
         return VisionConfig(**sizes, deepstack_visual_indexes=tuple(deep), rope_theta=theta)
-
-    @property
-    def deep(self) -> int:
-        """After how many of the first layers `add` adds something."""
-        return len(self.config.deepstack_visual_indexes)
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
@@ -306,30 +299,9 @@ class Pictures:
                 del self.recent[0]
         return picture
 
-    def keep(self, pictures: list[Picture]) -> None:
-        """Keeps the pictures of the last messages until the next ones come."""
-        self.latest = pictures
-
-    def __contains__(self, token_id: int) -> bool:
-        return token_id < 0 and int(~token_id >> 36) in self.known
-
-    def held(self, ids: np.ndarray) -> list[Picture]:
-        """The pictures of these tokens [n]: they are kept as long as this list is."""
-        return [self.known[number] for number in {*fields(ids[ids < 0])[0].tolist()}]
-
-    def add(self, x: np.ndarray, ids: np.ndarray, which: int) -> np.ndarray:
-        """Pictures' vectors in x [n, hidden_size], which: 0 puts the embeddings, 1 + i adds deepstack's for layer i."""
-        for row in np.flatnonzero(ids < 0):
-            number, _, _, place = fields(ids[row])
-            if which < len(vectors := self.known[int(number)].vectors):
-                x[row] = vectors[which, place] + (x[row] if which else 0)
-        return x
-
-    def positions(self, cache: Any, ids: np.ndarray, plain: np.ndarray) -> np.ndarray:
-        """Of the next tokens [n] of a cache, at `plain` [n]: by what each pair of RoPE turns [n, rope_dim / 2]."""
-        parts = cache.parts(len(ids)) if hasattr(cache, "parts") else [(cache, slice(None))]  # of Caches, or one
-        found = [mrope_positions(one.token_ids[:one.length], ids[rows]) for one, rows in parts]
-        return np.take(np.concatenate(found), self.axes, axis=1)
+    def positions(self, before: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Of tokens [n] after the tokens `before`: by what each pair of RoPE turns [n, rope_dim / 2]."""
+        return np.take(mrope_positions(before, ids), self.axes, axis=1)
 
 
 def media_of(folder: Folder, config: Config) -> Pictures | None:

@@ -170,15 +170,31 @@ def with_engine(model, **changes):
     return dataclasses.replace(model, engine=dataclasses.replace(model.engine, **changes))
 
 
-def counting(model, function="logits_of", count=lambda ids, cache: len(ids)):
+def counting(model, count=lambda new: len(new.token_ids)):
     """(the model, a list to which each pass adds how many tokens it computes)."""
-    passes, compute = [], getattr(model.engine, function)
+    passes, run = [], model.engine.run
 
-    def counted(model, ids, cache, *args, **options):
-        passes.append(count(ids, cache))
-        return compute(model, ids, cache, *args, **options)
+    def counted(model, new):
+        passes.append(count(new))
+        return run(model, new)
 
-    return with_engine(model, **{function: counted}), passes
+    return with_engine(model, run=counted), passes
+
+
+def with_logits(model, change):
+    """The model, whose passes give change(logits [m, vocab_size], the Pass)."""
+    run = model.engine.run
+
+    def changed(model, new):
+        logits, states = run(model, new)
+        return change(logits, new), states
+
+    return with_engine(model, run=changed)
+
+
+def lengths_in(new):
+    """How many tokens of each sequence a Pass has."""
+    return [rows.stop - rows.start for _, rows in new.parts]
 
 
 def roles(messages: list[dict]) -> str:
@@ -229,7 +245,13 @@ def filled_cache(model, ids):
 def logits_of(model, ids):
     """All logits of ids with an empty cache, by a model or that of a folder or file."""
     model = model if isinstance(model, qwen3.Model) else qwen3.load_model(model)
-    return model.engine.logits_of(model, ids, model.engine.new_cache(model.config), slice(None))
+    return qwen3.compute(model, [qwen3.NextTokens(model.engine.new_cache(model.config), np.asarray(ids), len(ids))])[0]
+
+
+def states_of(model, ids, cache=None):
+    """The hidden states of ids [n] -> [n, hidden_size]."""
+    cache = model.engine.new_cache(model.config) if cache is None else cache
+    return qwen3.compute(model, [qwen3.NextTokens(cache, np.asarray(ids), 0)], states=True)[1]
 
 
 def random_ids(n, seed=0, vocab_size=BASE["vocab_size"]):

@@ -19,7 +19,7 @@ import qwen3
 from configs import FRANCE, PARIS, SHARED, needs_official_files
 from fuzzing import CALL, any_answer, any_text, cut_up, fuzz, pairs_of, taken_apart
 from helpers import (WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, with_engine,
-                     works_or_refused)
+                     with_logits, works_or_refused)
 from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn, values_for
 from tokenizer_utils import Answer, AnswerReader, Tokenizer, parse_answer
 from qwen3_lib.generation.completion import AnswerText, Completion
@@ -35,15 +35,14 @@ pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:Deprec
 
 def saying(model, script):
     """The model with a forward pass after which the tokens of `script`, and no others, follow any prompt."""
-    def logits_of(model, token_ids, cache, rows=-1):
-        cache.reserve(len(token_ids))
-        cache.advance(np.asarray(token_ids))
+    def run(model, new):
+        new.advance()
         logits = np.zeros((1, model.config.vocab_size), np.float32)
         logits[0, script[said.n]] = 1
         said.n += 1
-        return logits
+        return logits, new.x
     said = type("Said", (), {"n": 0})
-    return with_engine(model, logits_of=logits_of)
+    return with_engine(model, run=run)
 
 
 def ending(model, text):
@@ -370,13 +369,12 @@ def test_tokens_behind_a_stop_text_are_not_kept(demo, stop, lookup):
     prompt = ids = demo.tokenizer.encode(text)
     whole = np.array([*prompt, *ids, demo.eos_token_ids[0], *[0] * 9])
 
-    def logits_of(model, token_ids, cache, rows=-1):  # whole, and nothing else, is certain
-        following = whole[cache.reserve(len(token_ids)) + 1]
-        cache.advance(np.asarray(token_ids))
-        logits = np.float32(following[:, None] == np.arange(model.config.vocab_size))
-        return logits[rows]
+    def run(model, new):  # whole, and nothing else, is certain
+        following = whole[new.positions[new.wanted] + 1]
+        new.advance()
+        return np.float32(following[:, None] == np.arange(model.config.vocab_size)), new.x
 
-    answer = Completion(with_engine(demo, logits_of=logits_of), prompt, stop=stop, lookup=lookup, logprobs=0)
+    answer = Completion(with_engine(demo, run=run), prompt, stop=stop, lookup=lookup, logprobs=0)
     answer.finish()
     kept = len(answer.token_ids)
     assert answer.text == until_first(text, [stop]) and answer.finish_reason == "stop"
@@ -394,7 +392,7 @@ def test_think_budget(rng, talker):
     opening, closing = map(tokenizer.token_to_id, ("<think>", "</think>"))
     bias = np.zeros(talker.config.vocab_size, np.float32)
     bias[opening], bias[closing] = rng.uniform(-3, 9), rng.uniform(-3, 9)
-    model = with_engine(talker, logits_of=lambda *args, **options: qwen3.logits_of(*args, **options) + bias)
+    model = with_logits(talker, lambda logits, _: logits + bias)
     prompt = tokenizer.encode(rng.choice(["Hi", "Hi<think>", "<think>\n", "<think>a</think>", "a</think>",
                                           "<think>a</think><think>b", "<think>\n\n</think>\n\n"]))
     drawn: list[int] = []  # the places of the tokens that the model has drawn

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 import qwen3
 from configs import BASE, ROOT
-from helpers import assert_one_line, counting, message_of, patiently, random_ids, with_engine
+from helpers import assert_one_line, counting, lengths_in, message_of, patiently, random_ids, with_engine, with_logits
 from make_random_model import make_random_model
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation import batch as room
@@ -91,7 +91,7 @@ def test_a_slot_is_used_again_by_shorter_and_by_similar_prompts(model):
 
 
 def test_a_common_beginning_is_computed_once(model):
-    counted, passes = counting(model, count=lambda _, cache: list(cache.counts))
+    counted, passes = counting(model, lengths_in)
     batch = Batch(counted, 4, 500)
     for i in range(9):
         batch.add(i, BEGINNINGS[2] + random_ids(5, i), max_new_tokens=4, eos_token_ids=())
@@ -119,7 +119,7 @@ def test_only_requests_with_the_same_salt_share_a_beginning(model, slots, kept, 
 
 
 def test_running_answers_wait_for_no_more_than_a_piece(model):
-    counted, passes = counting(model, count=lambda _, cache: list(cache.counts))
+    counted, passes = counting(model, lengths_in)
     batch = Batch(counted, 3, 900)
     first = batch.add("first", [1, 2, 3], max_new_tokens=30, eos_token_ids=())
     batch.step()
@@ -133,7 +133,7 @@ def test_running_answers_wait_for_no_more_than_a_piece(model):
 
 
 def test_what_a_short_prompt_leaves_of_a_piece_is_for_the_long_one(model):
-    counted, passes = counting(model, count=lambda _, cache: list(cache.counts))
+    counted, passes = counting(model, lengths_in)
     batch = Batch(counted, 2, 500)
     for n in (300, 5):
         batch.add(n, random_ids(n), max_new_tokens=2, eos_token_ids=())
@@ -155,12 +155,11 @@ def test_the_text_of_an_answer_can_be_read_while_it_grows(demo):
 
 
 def test_a_request_that_fails_leaves_the_others_alone(model):
-    def logits_of(model_, ids, cache, rows=-1):
-        logits = model.engine.logits_of(model_, ids, cache, rows)
-        bad = [each.token_ids[0] == 7 for each in cache.caches]
+    def failing(logits, new):
+        bad = [cache.token_ids[0] == 7 for cache, _ in new.parts]
         return np.where(np.array(bad)[:, None], np.nan, logits)
 
-    batch = Batch(with_engine(model, logits_of=logits_of), 3, 100)
+    batch = Batch(with_logits(model, failing), 3, 100)
     for i, prompt in enumerate([[1, 2], [7, 2], [3]]):
         batch.add(i, prompt, max_new_tokens=5, eos_token_ids=())
     results = finished(batch)
@@ -175,16 +174,16 @@ def test_a_step_that_was_interrupted_is_made_again(model):
     for interrupted in (False, True):
         calls = []
 
-        def logits_of(*args):
+        def run(*args):
             calls.append(args)
             if interrupted and len(calls) % 4 == 0:
                 raise KeyboardInterrupt
-            result = model.engine.logits_of(*args)
+            result = model.engine.run(*args)
             if interrupted and len(calls) % 3 == 0:
                 raise KeyboardInterrupt
             return result
 
-        batch = Batch(with_engine(model, logits_of=logits_of), 3, 900)
+        batch = Batch(with_engine(model, run=run), 3, 900)
         for i, prompt in enumerate(prompts):
             batch.add(i, prompt, max_new_tokens=9, eos_token_ids=[])
         results = {}

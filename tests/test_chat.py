@@ -216,15 +216,15 @@ def test_save_writes_only_over_its_own_files(demo, tmp_path, monkeypatch):
 def handle_and_check(chat: qwen3_chat.Chat, line: str, stop_at: int | None = None) -> None:
     """Handles a line, with Ctrl-C at the n-th piece. Checks the tokens computed, and the answer against a fresh one."""
     before, last = chat.cache.token_ids.ravel()[:chat.cache.length].tolist(), chat.last
-    forward = mock.Mock(side_effect=qwen3.logits_of)
-    chat.model = with_engine(chat.model, logits_of=forward)
+    forward = mock.Mock(side_effect=qwen3.run_pass)
+    chat.model = with_engine(chat.model, run=forward)
     stop = [] if stop_at is None else [None] * stop_at + [KeyboardInterrupt]
     with (mock.patch.object(terminal, "write", side_effect=itertools.chain(stop, itertools.repeat(None))),
           contextlib.suppress(KeyboardInterrupt, InputError)):
         handled(chat, line)
     for i, message in enumerate(chat.messages):
         check_message(message, f"message {i}")
-    passes = [len(call.args[1]) for call in forward.call_args_list]  # how many tokens each of them computed
+    passes = [len(call.args[1].token_ids) for call in forward.call_args_list]  # how many tokens each of them computed
     if chat.last is last or chat.last is None:
         assert not passes
         return
@@ -267,7 +267,7 @@ def test_only_what_differs_is_computed_again(demo):
 @pytest.mark.parametrize("error", [KeyboardInterrupt, InputError("the logits are not finite")])
 def test_an_answer_that_does_not_begin(demo, error):
     """The old answer is there, the cache is as if nothing had happened, and the question is taken back."""
-    chat = new_chat(with_engine(demo, logits_of=mock.Mock(side_effect=error)), TALK)
+    chat = new_chat(with_engine(demo, run=mock.Mock(side_effect=error)), TALK)
     for line in ("/regenerate", PERU):
         with pytest.raises((KeyboardInterrupt, InputError)):
             handled(chat, line)

@@ -54,8 +54,8 @@ def test_available_cpus(monkeypatch):
                          ids=["small", "the CPUs of this process", "no more than the host program allows"])
 def test_threads_of_a_pass(four_threads, monkeypatch, hidden_size, cpus, expected):
     monkeypatch.setattr(cores, "available_cpus", lambda: cpus)
-    engine = cores.sharing(qwen3.Engine(logits_of=threads))
-    assert engine.logits_of(model_of(hidden_size)) == expected
+    engine = cores.sharing(qwen3.Engine(run=threads))
+    assert engine.run(model_of(hidden_size)) == expected
 
 
 def test_a_forked_process_does_not_wait_for_a_pass_of_its_parent(four_threads):

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import qwen3
 import qwen3_numba as fast
 from embedders import AFTER, BEFORE, add_modules, make_classifier, make_embedder, make_reranker, texts
-from helpers import assert_one_line, counting, edit_json, message_of, patiently, with_tensors
+from helpers import assert_one_line, counting, edit_json, message_of, patiently, states_of, with_tensors
 from qwen3_embed import END, POSITIONS, SEARCH, PASS_TOKENS, classify, embed, groups, rerank
 from qwen3_lib.app.models import why_not
 
@@ -38,7 +38,7 @@ def some_texts():
 def test_an_embedding_is_the_last_hidden_state_with_length_1(model):
     ids = model.tokenizer.encode("the bee")
     assert ids[-1] == model.tokenizer.token_to_id(END)
-    state = qwen3.hidden_states(model, ids, qwen3.KVCache(model.config))[-1]
+    state = states_of(model, ids)[-1]
     [vector] = embed(model, ["the bee"])
     np.testing.assert_allclose(vector, state / np.linalg.norm(state), atol=1e-6)
     [short] = embed(model, ["the bee"], dimensions=5)
@@ -75,7 +75,7 @@ def test_a_score_is_the_share_of_yes_after_the_prompt_of_the_training(judge):
 def test_nothing_is_appended_if_the_files_of_sentence_transformers_are_there(tmp_path):
     model = qwen3.load_model(add_modules(make_embedder(tmp_path, ending=False), pooling_mode_lasttoken=True))
     ids = model.tokenizer.encode("the bee")
-    state = qwen3.hidden_states(model, ids, qwen3.KVCache(model.config))[-1]
+    state = states_of(model, ids)[-1]
     np.testing.assert_allclose(embed(model, ["the bee"])[0], state, atol=1e-6)  # and there is no Normalize
 
 
@@ -83,7 +83,7 @@ def test_pooling_without_a_mode_is_the_mean_and_is_cut_after_normalize(tmp_path)
     folder = add_modules(make_embedder(tmp_path, ending=False), "sentence_transformers.models.Normalize")
     model = qwen3.load_model(folder)
     ids = model.tokenizer.encode("the bee", False)
-    mean = qwen3.hidden_states(model, ids, qwen3.KVCache(model.config)).mean(axis=0)
+    mean = states_of(model, ids).mean(axis=0)
     np.testing.assert_allclose(embed(model, ["the bee"])[0], mean / np.linalg.norm(mean), atol=1e-6)
     (folder / "config_sentence_transformers.json").write_text('{"truncate_dim": 5}')
     cut = embed(qwen3.load_model(folder), ["the bee"])
@@ -185,14 +185,14 @@ def test_groups(lengths, shared):
 
 def test_no_token_is_computed_twice(model, judge):
     """Texts of very different lengths are not padded; a query with its prompt, and an instruction, are read once."""
-    model, passes = counting(model, "hidden_states")
+    model, passes = counting(model)
     documents = texts(np.random.default_rng(1), 100, 60)
     embed(model, documents)
     assert sum(passes) == sum(len(model.tokenizer.encode(text)) for text in documents) and len(passes) < 30
     passes.clear()
     embed(model, documents[:40], instruction=SEARCH)
     assert sum(passes) < passes[0] + 1.1 * sum(len(model.tokenizer.encode(text)) + 1 for text in documents[:40])
-    judge, passes = counting(judge, "hidden_states")
+    judge, passes = counting(judge)
     documents, query = texts(np.random.default_rng(2), 50, 12), " ".join(texts(np.random.default_rng(3), 5))
     rerank(judge, query, documents)
     assert passes[0] > len(judge.tokenizer.encode(query))
@@ -207,7 +207,7 @@ def test_a_text_that_is_too_long_is_refused_or_cut(tmp_path):
     ids = model.tokenizer.encode("bee " * 40)
     assert_one_line(message_of(embed, model, ["bee", "bee " * 40]), "text 2", len(ids) - 1, "room for 15", "truncate")
     cut = embed(model, ["bee", "bee " * 40], truncate=True)
-    state = qwen3.hidden_states(model, [*ids[:15], ids[-1]], qwen3.KVCache(model.config))[-1]
+    state = states_of(model, [*ids[:15], ids[-1]])[-1]
     np.testing.assert_allclose(cut[1], state / np.linalg.norm(state), atol=1e-6)
 
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import qwen3
-from helpers import message_of, with_engine
+from helpers import message_of, with_engine, with_logits
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import Draft, Lookup, Proposer, Speculator
 from qwen3_lib.generation.steps import Run, step
@@ -38,16 +38,17 @@ def test_right_guesses_save_passes(model):
     sequence = qwen3.Sequence(model, [1, 2, 3, 4, 1, 2], 20, temperature=0, eos_token_ids=())
     guesses, passes = Speculator([Lookup(4)]), 0
 
-    def following(model, ids, cache, rows=-1):
+    def following(model, new):
         nonlocal passes
         passes += 1
-        cache.advance(np.asarray(ids))
-        return np.eye(320, dtype=np.float32)[[{1: 2, 2: 3, 3: 4, 4: 1}[int(i)] for i in np.asarray(ids)[rows]]]
+        new.advance()
+        ids = new.token_ids[new.wanted]
+        return np.eye(320, dtype=np.float32)[[{1: 2, 2: 3, 3: 4, 4: 1}[int(i)] for i in ids]], new.x
 
     run = Run(sequence, qwen3.KVCache(model.config), guesses)
     run.cache.reserve(100)
     while sequence.finish_reason is None:
-        step(with_engine(model, logits_of=following), [run])
+        step(with_engine(model, run=following), [run])
         guesses.plain, guesses.sources[0].check = 1.0, 0.0
     assert sequence.token_ids == [3, 4, 1, 2] * 5 and passes == 5
 
@@ -75,8 +76,7 @@ def test_a_source_learns_how_many_guesses_pay(right, expected):
 
 def test_a_draft_may_have_more_rows_or_a_shorter_context_than_the_model(model):
     """Rows behind those of the tokens only fill up the matrix: what a draft draws there is no guess."""
-    rows = with_engine(model, logits_of=lambda *args, **options: np.append(
-        qwen3.logits_of(*args, **options), np.full((1, 8), 99), 1))
+    rows = with_logits(model, lambda logits, _: np.append(logits, np.full((1, 8), 99), 1))
     short = dataclasses.replace(model, config=dataclasses.replace(model.config, context_length=9))
     options = {"temperature": 0, "max_new_tokens": 12, "eos_token_ids": ()}
     for draft in (rows, short):
@@ -88,11 +88,7 @@ def test_a_draft_with_the_same_weights_guesses_right(model):
     """Whatever is drawn with, also after a wrong guess, and in the next answer."""
     calls = itertools.count()
 
-    def logits_of(*args, **options):
-        logits = qwen3.logits_of(*args, **options)
-        return logits[:, ::-1] if next(calls) == 4 else logits
-
-    draft = Draft(with_engine(model, logits_of=logits_of), model)
+    draft = Draft(with_logits(model, lambda logits, _: logits[:, ::-1] if next(calls) == 4 else logits), model)
     draft.length = lambda *_: 4
     for prompt, wrong in (([1, 2, 3], {1, 2, 3, 4}), ([1, 4], {0})):
         guesses = Completion(model, prompt, max_new_tokens=60, seed=3, temperature=1.0, repetition_penalty=1.5, top_k=9,

@@ -102,8 +102,8 @@ def test_the_engines_are_exchangeable_name_by_name():
 
 
 # Functions that do the same in both engines, in a Qwen3.5, or in kernels; parts that every script has; tables that grow.
-NAMESAKES = {"KVCache", "apply_rope", "attention", "chat", "decoder_layer", "delta_rule", "guess", "hidden_states", "linear",
-             "load_model", "load_weights", "logits_of", "media_of", "moe", "rms_norm", "sigmoid", "swiglu", "tensor_shapes",
+NAMESAKES = {"KVCache", "apply_rope", "attention", "chat", "decoder_layer", "delta_rule", "guess", "linear",
+             "load_model", "load_weights", "media_of", "moe", "rms_norm", "run_pass", "sigmoid", "swiglu", "tensor_shapes",
              "main", "make_parser", "run", "__all__", "MODEL_TYPES"}
 
 

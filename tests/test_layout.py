@@ -17,7 +17,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import numpy as np
 from guarded import guard_memory
 from packed import load_model
-from qwen3_lib.generation.caches import Caches
+from qwen3 import NextTokens, compute
 from qwen3_lib.kernels import memory
 guard_memory()
 missing, threads, n_forms, *folders = sys.argv[1:]
@@ -28,7 +28,7 @@ for folder, (quantize, kv_dtype) in itertools.product(folders, [*forms][:int(n_f
     model = load_model(folder, quantize, int(threads), kv_dtype)
     caches = [model.engine.new_cache(model.config) for _ in range(3)]
     for counts in (70, 1, 260), (1, 1, 1), (9, 1, 2):
-        model.engine.logits_of(model, np.arange(sum(counts)) % 300, Caches(caches, counts), slice(None))
+        compute(model, [NextTokens(cache, np.arange(n) % 300, n) for cache, n in zip(caches, counts)])
 print("as it should be")
 """
 

@@ -11,7 +11,7 @@ import qwen3
 import qwen3_numba as fast
 from configs import BASE, FRANCE, HYBRID, HYBRID_MOE, ROOT, VOCABULARY
 from fuzzing import fuzz
-from helpers import message_of, random_ids, run_main
+from helpers import logits_of, message_of, random_ids, run_main, states_of
 from make_random_model import let_head_agree, make_random_model
 from oracle import mtp_oracle
 from published import publish
@@ -52,7 +52,7 @@ def head_cache(model):
 def test_the_head_is_that_of_the_formulas(kind, engine, tmp_path):
     """In pieces, with the model's own hidden states: the states and the guesses of the oracle."""
     model, ids = qwen3.load_model(make(BOTH[kind], tmp_path), engine), random_ids(40)
-    hidden = model.engine.hidden_states(model, ids[:-1], model.engine.new_cache(model.config))
+    hidden = states_of(model, ids[:-1])
     (expected, logits), cache, end = mtp_oracle(model, hidden, ids[1:], 3), head_cache(model), 0
     for n in (30, 1, 8):
         start, end = end, end + n
@@ -66,7 +66,7 @@ def test_a_head_that_copies(hidden, engine, tmp_path):
     the lm_head makes of the next token's embedding, or of the hidden state: what the model itself has drawn."""
     let_head_agree(path := make(HYBRID | HEAD | {"vocab_size": 4096}, tmp_path), hidden=hidden)
     model, ids = qwen3.load_model(path, engine), np.array(random_ids(20, vocab_size=4096))
-    logits, states = model.engine.logits_of(model, ids, model.engine.new_cache(model.config), slice(None), True)
+    logits, states = logits_of(model, ids), states_of(model, ids)
     rows, stored = model.engine.rows(model, "embed_tokens", np.arange(4096)), model.folder.stored()
     follows = (rows[ids] * (1 + stored["model.norm.weight"].data) @ rows.T).argmax(axis=-1)
     for i in range(19):
@@ -76,10 +76,10 @@ def test_a_head_that_copies(hidden, engine, tmp_path):
 
 def test_a_pass_gives_states_and_logits(engine, tmp_path):
     model, ids = qwen3.load_model(make(BOTH["dense"], tmp_path), engine), random_ids(600)
-    caches = [model.engine.new_cache(model.config) for _ in range(3)]
-    logits, states = model.engine.logits_of(model, ids, caches[0], states=True)
-    assert np.array_equal(logits, model.engine.logits_of(model, ids, caches[1]))
-    assert np.array_equal(states, model.engine.hidden_states(model, ids, caches[2]))
+    part = qwen3.NextTokens(model.engine.new_cache(model.config), np.array(ids))
+    logits, states = qwen3.compute(model, [part], states=True)
+    assert np.array_equal(logits[0], qwen3.forward(model, ids, model.engine.new_cache(model.config)))
+    assert np.array_equal(states, states_of(model, ids))
 
 
 # ---- Where it is stored ----------------------------------------------------------------------------------------------
@@ -221,7 +221,7 @@ def followed(model, monkeypatch):
     def checked(self, model, states, token_ids):
         text = [*self.text, int(token_ids[-1])] if len(self.states) else None
         if text is not None and self.start == 0 and len(states) == len(self.states):
-            expected = model.engine.hidden_states(model, self.text, model.engine.new_cache(model.config))
+            expected = states_of(model, self.text)
             assert np.abs(states - expected[-len(states):]).max() < 1e-4
             assert text[-len(token_ids):] == token_ids.tolist()
         return read(self, model, states, token_ids)

@@ -9,7 +9,7 @@ import qwen3
 import qwen3_5
 import qwen3_numba
 from configs import FRANCE, HYBRID, HYBRID_MOE, HYBRIDS, VOCABULARY
-from helpers import message_of, random_ids, run_main, with_engine
+from helpers import message_of, random_ids, run_main, states_of, with_engine, with_logits
 from make_random_model import make_random_model
 from oracle import hybrid_oracle
 from published import publish
@@ -17,8 +17,8 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import Draft, Proposer
 from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
 from qwen3_lib.generation.schema import regex
+from qwen3 import NextTokens, compute
 from qwen3_lib.generation.batch import Batch, generate_batch, slots_in
-from qwen3_lib.generation.caches import Caches
 
 END = 7  # the end of a turn
 make = partial(make_random_model, dtype="float32")
@@ -146,13 +146,13 @@ def test_tensors_that_do_not_fit(tmp_path):
 
 def changed(model, likes, passes=None):
     """The model that likes some tokens more than it did, and notes how many tokens it computes in each pass."""
-    compute, noted = model.engine.logits_of, [] if passes is None else passes
+    noted = [] if passes is None else passes
 
-    def logits_of(model, token_ids, cache, rows=-1):
-        noted.append(len(token_ids))
-        return compute(model, token_ids, cache, rows) + np.float32(likes)
+    def liking(logits, new):
+        noted.append(len(new.token_ids))
+        return logits + np.float32(likes)
 
-    return with_engine(model, logits_of=logits_of)
+    return with_logits(model, liking)
 
 
 WORDS = np.where(np.arange(VOCABULARY) // 6 == 5, 12, 0)  # six likely tokens: texts repeat themselves
@@ -168,8 +168,8 @@ def test_a_cache_is_cut_back_to_before_a_guess(model, cut, beside, tmp_path):
     qwen3.forward(model, ids[:10], cache)
     for _ in range(2):
         start, other = cache.length, model.engine.new_cache(model.config)
-        new = random_ids(beside, 2) + ids[start:start + 5 - cut] + random_ids(cut, 1)
-        model.engine.logits_of(model, new, Caches([other, cache], [beside, 5], [0, 3]))
+        new = np.array(random_ids(beside, 2) + ids[start:start + 5 - cut] + random_ids(cut, 1))
+        compute(model, [NextTokens(other, new[:beside]), NextTokens(cache, new[beside:], guesses=3)])
         cache.truncate(start + 5 - cut)
     assert "after 13 of" in message_of(cache.truncate, 13)
     save_prompt_cache(cache, model, tmp_path / "kept")
@@ -264,19 +264,17 @@ def filled(model, turns, n):
 
 
 @pytest.mark.parametrize("model", ["NumPy"], indirect=True)
-def test_an_interrupted_pass_changes_nothing(model, monkeypatch):
-    ids, cache, layer = turn(600, 1), model.engine.new_cache(model.config), qwen3_5.decoder_layer
+def test_an_interrupted_pass_changes_nothing(model):
+    ids, cache = turn(600, 1), model.engine.new_cache(model.config)
     qwen3.forward(model, ids[:20], cache)
 
     def interrupted(x, w, config, cache, i, *tables):
         if i == 2 and len(x) < 100:  # the second part of the pass
             raise KeyboardInterrupt
-        return layer(x, w, config, cache, i, *tables)
+        return qwen3_5.decoder_layer(x, w, config, cache, i, *tables)
 
-    monkeypatch.setattr(qwen3_5, "decoder_layer", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        qwen3.forward(model, ids[20:], cache)
-    monkeypatch.undo()
+        qwen3.forward(with_engine(model, run=partial(qwen3.run_pass, layer=interrupted)), ids[20:], cache)
     assert cache.length == 20 + qwen3.CHUNK
     logits, expected = qwen3.forward(model, ids[cache.length:], cache), fresh(model, ids)
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()
@@ -288,11 +286,11 @@ def test_several_sequences_in_one_pass(model):
     alone = [list(qwen3.generate(model, prompt, 12, temperature=0)) for prompt in prompts]
     assert generate_batch(model, prompts, 12, temperature=0) == alone
     caches = [model.engine.new_cache(model.config) for _ in prompts]
-    states = model.engine.hidden_states(model, sum(prompts, []), Caches(caches, list(map(len, prompts))))
+    _, states = compute(model, [NextTokens(*each, 0) for each in zip(caches, map(np.array, prompts))], states=True)
     for prompt, cache, x in zip(prompts, caches, np.split(states, np.cumsum(list(map(len, prompts)))[:-1])):
-        expected = model.engine.hidden_states(model, prompt, model.engine.new_cache(model.config))
+        expected = states_of(model, prompt)
         assert cache.length == len(prompt) and np.abs(x - expected).max() < 1e-4 * expected.std()
-    assert [kept(cache) for cache in caches] == [[], [401, 702], []]
+    assert [kept(cache) for cache in caches] == [[31], [401, 702], []]
 
 
 def test_a_batch_copies_the_states_of_a_common_beginning(model):

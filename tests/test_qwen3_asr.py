@@ -56,7 +56,7 @@ def answer(model, ids, **options):
 def test_the_drawing(path):
     """2.5 seconds, 250 frames, 33 tokens, as at the top of qwen3_asr.py."""
     sound = qwen3.load_model(path, tokenizer=False).media.hear(voice(40_000))
-    assert log_mel(voice(40_000)).shape == (250, 128) and sound.vectors.shape[0] == len(sound.ids) == 33
+    assert log_mel(voice(40_000)).shape == (250, 128) and sound.vectors.shape[1] == len(sound.ids) == 33
     assert all(text in qwen3_asr.__doc__ for text in ("40,000 samples", "[250, 128]", "33 tokens", "| 7 tokens |"))
 
 

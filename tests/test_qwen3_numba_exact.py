@@ -16,7 +16,6 @@ from configs import BASE, CASES, HYBRID, HYBRID_MOE, ROOT
 from helpers import logits_of, random_ids, with_tensors
 from make_random_model import make_random_model
 from packed import load_model
-from qwen3_lib.generation.caches import Caches
 from qwen3_lib.kernels import cpu
 from test_qwen3_moe import MOE
 import qwen3_numba as fast
@@ -90,11 +89,9 @@ def test_any_way_of_asking(shape, dtype, quantize, kv_dtype, reference, data):
 
 def together(model, caches, parts, last=False, guessed=False):
     """The logits of new tokens of several sequences, some of which may have none, in one pass."""
-    some = [(cache, part) for cache, part in zip(caches, parts) if len(part)]
-    counts = [len(part) for _, part in some]
-    batch = Caches([cache for cache, _ in some], counts, counts if guessed else None)
-    return model.engine.logits_of(model, np.concatenate([part for _, part in some]), batch,
-                                  batch.last if last else slice(None))
+    some = [qwen3.NextTokens(cache, np.array(part), 1 if last else len(part), len(part) if guessed else 0)
+            for cache, part in zip(caches, parts) if len(part)]
+    return qwen3.compute(model, some)[0]
 
 
 @pytest.mark.parametrize("kv_dtype", ["f16", "int8"])

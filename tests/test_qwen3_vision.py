@@ -304,12 +304,10 @@ def test_vectors_take_the_place_of_embeddings_and_are_added_behind_layers(model)
     """And the other tokens stay as they are."""
     picture = show(model, PICTURES[0])
     ids = np.array([0, *picture.ids, 0])
-    x = np.random.default_rng(0).standard_normal((len(ids), model.media.width))
-    for i in range(len(picture.vectors) + 1):
-        expected = x.copy()
-        if i < len(picture.vectors):
-            expected[1:-1] = picture.vectors[i] + (x[1:-1] if i else 0)
-        assert np.array_equal(model.media.add(x.copy(), ids, i), expected)
+    [new] = qwen3.passes(model, [qwen3.NextTokens(model.engine.new_cache(model.config), ids)])
+    assert np.array_equal(new.x[1:-1], picture.vectors[0])
+    assert np.array_equal(new.x[[0, -1]], model.engine.rows(model, "embed_tokens", [0, 0]))
+    assert np.array_equal(new.added[:, 1:-1], picture.vectors[1:]) and not new.added[:, [0, -1]].any()
 
 
 def test_ids_that_are_no_picture(model):

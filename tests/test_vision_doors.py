@@ -283,9 +283,10 @@ def test_a_refused_picture_does_not_stay_in_memory(model, monkeypatch):
 def test_pictures_stay_until_they_are_answered(served, model, monkeypatch):
     """Though none is kept for later, and the answer waits for a slot while others show theirs."""
     monkeypatch.setattr(qwen3_vision, "KEPT_PICTURES", 0)
-    submit, waiting = served.worker.submit, threading.Event()
+    submit, asked_for, waiting = served.worker.submit, threading.Event(), threading.Event()
 
     async def late(*asked):
+        asked_for.set()
         while not waiting.is_set():
             await asyncio.sleep(0.01)
         return await submit(*asked)
@@ -294,8 +295,8 @@ def test_pictures_stay_until_they_are_answered(served, model, monkeypatch):
     asking = {"messages": [asked(as_url(PNG), as_url(OTHER))], **LIKELIEST}
     with ThreadPoolExecutor() as pool:
         answer = pool.submit(served.ask, "/v1/chat/completions", asking)
-        until(lambda: len(model.media.latest) == 2)
-        model.media.latest, _ = [], model.media.show(picture_of(png_of(64, 64, seed=10)))
+        asked_for.wait()
+        model.media.show(picture_of(png_of(64, 64, seed=10)))
         gc.collect()
         waiting.set()
     expected = completion_of(model, asked(picture(PNG), picture(OTHER))).answer.content

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from qwen3 import Model, linear, to_float32
+from qwen3 import Model, NextTokens, compute, linear, to_float32
 from qwen3_asr import RATE, Sound, sounds_of
 from qwen3_lib.io.cores import in_threads
 from tokenizer_utils import InputError
@@ -60,7 +60,7 @@ def mark_classes(model: Model, sound: Sound, words: list[str]) -> np.ndarray:
     text = "<|audio_end|>" + "".join(word + 2 * TIMESTAMP for word in words)
     before, after = (model.tokenizer.encode(each, False) for each in ("<|audio_start|>", text))
     ids = np.concatenate([before, sound.ids, after]).astype(np.int64)
-    x = model.engine.hidden_states(model, ids, model.engine.new_cache(model.config, len(ids)))
+    _, x = compute(model, [NextTokens(model.engine.new_cache(model.config, len(ids)), ids, wanted=0)], states=True)
     head = to_float32(model.folder.stored()["classes.weight"])
     return linear(x[ids == model.tokenizer.token_to_id(TIMESTAMP)], head).argmax(axis=1)
 

@@ -20,7 +20,7 @@ from qwen3_lib.generation.schema import Constrained, Grammar, parsed
 from qwen3_lib.generation.steps import Run, step
 from qwen3_lib.generation.tools import schemas
 from qwen3_lib.io.errors import encoded
-from qwen3_vision import prompt_ids
+from qwen3_vision import Picture, prompt_ids
 from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer
 
 
@@ -223,14 +223,16 @@ def complete(model: Model, messages: list[dict[str, Any]],
              options: AnswerOptions | None = None, **given: Unpack[GivenOptions]) -> Completion:
     """The Completion of a conversation: see qwen3.chat, which calls this. Takes options as Completion does."""
     about, options = schemas(tools), options_of(given) if options is None else options
-    ids, seconds = prompt_of(model, messages, about, enable_thinking, chat_template_kwargs, options.max_pixels)
+    ids, seconds, _pictures = prompt_of(model, messages, about, enable_thinking, chat_template_kwargs,
+                                        options.max_pixels)
     return Completion(model, ids, cache, about, seconds, options.over(default_sampling(model, enable_thinking)))
 
 
 def prompt_of(model: Model, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None,
               enable_thinking: bool | None = None, chat_template_kwargs: dict[str, Any] | None = None,
-              max_pixels: int | None = None) -> tuple[TokenIds, float]:
-    """(the ids of a conversation, the seconds that its pictures have taken)."""
+              max_pixels: int | None = None) -> tuple[TokenIds, float, list[Picture]]:
+    """(the ids of a conversation, the seconds that its pictures have taken, the pictures: hold them while you use the
+    ids)."""
     numbered = isinstance(chat_template_kwargs, dict) and bool(chat_template_kwargs.get("add_vision_id"))
     start = time.perf_counter()
     messages, shown = messages_and_pictures(model, messages, numbered, max_pixels)
@@ -238,4 +240,4 @@ def prompt_of(model: Model, messages: list[dict[str, Any]], tools: list[dict[str
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
     ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)
-    return prompt_ids(model, ids, shown), seconds
+    return prompt_ids(model, ids, shown), seconds, shown

@@ -16,9 +16,8 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import InputError, Model, sample
+from qwen3 import InputError, Model, NextTokens, compute, sample
 from qwen3_lib.generation.ahead import ahead_of
-from qwen3_lib.generation.caches import Caches
 from qwen3_lib.generation.schema import Constrained
 
 
@@ -130,9 +129,8 @@ class Draft(Proposer):
         new, rng = text[self.cache.length:], copy.deepcopy(sequence.rng)
         for _ in range(n):
             start = time.perf_counter()
-            now = Caches([self.cache], [len(new)], [len(guess)])
-            logits = self.model.engine.logits_of(self.model, new, now, [-1])[0]
-            token = sample(logits, sequence.sampling, rng, sequence.prompt, sequence.token_ids + guess)
+            logits, _ = compute(self.model, [NextTokens(self.cache, new, guesses=len(guess))])
+            token = sample(logits[0], sequence.sampling, rng, sequence.prompt, sequence.token_ids + guess)
             if len(new) <= self.MOST:  # else it was the prompt's pass
                 self.make += self.PART * (time.perf_counter() - start - self.make)
             if token >= sequence.model.config.vocab_size:

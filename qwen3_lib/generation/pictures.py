@@ -101,6 +101,4 @@ def messages_and_pictures(model: Model, messages: Any, numbered: bool = False, m
     out = [each | {"content": [text_of(part, f"message {i}", each.get("role")) for part in each["content"]]}
            if isinstance(each, dict) and isinstance(each.get("content"), list) else each
            for i, each in enumerate(messages)]
-    if sees(model):
-        model.media.keep(pictures)
     return out, pictures

@@ -1,7 +1,7 @@
 """How likely a model finds a text."""
 import numpy as np
 
-from qwen3 import Model, TokenIds, check_finite, checked_ids
+from qwen3 import Model, NextTokens, TokenIds, check_finite, checked_ids, compute
 from qwen3_lib.generation.processors import log_softmax
 from tokenizer_utils import InputError
 
@@ -23,7 +23,7 @@ def score(model: Model, token_ids: TokenIds) -> np.ndarray:
     cache, logprobs = model.engine.new_cache(model.config, len(ids)), [np.empty(0, np.float32)]
     for start in range(0, len(ids) - 1, SCORED):
         now, following = ids[start:start + SCORED], ids[start + 1:start + SCORED + 1]
-        logits = model.engine.logits_of(model, now, cache, slice(None))  # [SCORED, vocab_size]
+        logits, _ = compute(model, [NextTokens(cache, now, len(now))])  # [SCORED, vocab_size]
         check_finite(model, logits)
         x = log_softmax(logits)
         logprobs.append(x[np.arange(len(following)), following])

@@ -6,8 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import CHUNK, InputError, KVCache, Model, Sequence
-from qwen3_lib.generation.caches import Caches
+from qwen3 import CHUNK, InputError, KVCache, Model, NextTokens, Sequence, compute
 from qwen3_lib.generation.guesses import Speculator
 
 
@@ -33,26 +32,24 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
     for place, i in enumerate(reading):
         shares[i] = min(unread[i], left // (len(reading) - place))
         left -= shares[i]
-    parts, some, guesses = list[np.ndarray](), list[int](), list[list[int]]()  # some: the sequences in this pass
+    parts, some, guesses = list[NextTokens](), list[int](), list[list[int]]()  # some: the sequences in this pass
     for i, (sequence, cache, speculator) in enumerate(runs):
         guess = speculator.propose(sequence, cache, unread.count(0) - 1) \
             if speculator and not unread[i] else []
         ids = rests[i][:shares[i]] if unread[i] else [*rests[i], *guess]
         if len(ids):
-            parts.append(np.asarray(ids))
+            parts.append(NextTokens(cache, np.asarray(ids), min(1 + len(guess), len(ids)), len(guess)))
             some.append(i)
             guesses.append(guess)
     drawn: list[Any] = [[] for _ in runs]
     if not some:
         return drawn
     start = time.perf_counter()
-    caches = Caches([runs[i].cache for i in some], [len(ids) for ids in parts], [len(guess) for guess in guesses])
-    more = {"states": True} if drafts else {}
-    found = model.engine.logits_of(model, np.concatenate(parts), caches, caches.last, **more)
-    logits, states = found if drafts else (found, np.empty(len(np.concatenate(parts))))
-    seconds, rows = time.perf_counter() - start, np.split(logits, np.cumsum([1 + len(guess) for guess in guesses])[:-1])
-    states, n_guesses = np.split(states, np.cumsum(caches.counts)[:-1]), sum(map(len, guesses))
-    for i, guess, row, hidden in zip(some, guesses, rows, states):
+    logits, states = compute(model, parts, drafts)
+    seconds, rows = time.perf_counter() - start, np.split(logits, np.cumsum([part.wanted for part in parts])[:-1])
+    hiddens = np.split(states, np.cumsum([len(part.token_ids) for part in parts])[:-1])
+    n_guesses = sum(map(len, guesses))
+    for i, guess, row, hidden in zip(some, guesses, rows, hiddens):
         sequence, cache, speculator = runs[i]
         right = 0
         if cache.length >= len(sequence.ids):  # else more pieces of the prompt are to come

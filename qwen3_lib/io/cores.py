@@ -106,5 +106,4 @@ def sharing(engine: Engine) -> Engine:
     np.empty(2**25 - 2**16, np.uint8)
     if ThreadpoolController is None:
         return engine
-    return replace(engine, logits_of=shared(engine.logits_of), hidden_states=shared(engine.hidden_states),
-                   guess=engine.guess and shared(engine.guess))
+    return replace(engine, run=shared(engine.run), guess=engine.guess and shared(engine.guess))

@@ -28,7 +28,7 @@ from qwen3_lib.io.cores import in_threads
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.io.progress import progress
 from qwen3_lib.page.page import lines_of_functions, pack, png
-from qwen3_lib.page.recorder import Pass, Recorder, Step
+from qwen3_lib.page.recorder import RecordedPass, Recorder, Step
 from qwen3_vision import MAX_PIXELS, MIN_PIXELS, fields, mrope_positions, prompt_ids, sees
 from tokenizer_utils import parse_answer
 
@@ -301,7 +301,7 @@ def tokens_panel(model: Model, text: str, wanted: str, ids: np.ndarray, n_prompt
 
 # ---- 2: the way ------------------------------------------------------------------------------------------------------
 
-def prefilled(recorder: Recorder, prompt: list[int]) -> tuple[list[Pass], float]:
+def prefilled(recorder: Recorder, prompt: list[int]) -> tuple[list[RecordedPass], float]:
     """(recorded passes of the prompt, the bytes per second with which NumPy reads memory).
 
     Another process may slow down any of them, so there are several passes, and between them readings, of which the
@@ -317,9 +317,11 @@ def prefilled(recorder: Recorder, prompt: list[int]) -> tuple[list[Pass], float]
     return recorder.passes[1:], best
 
 
-def way_panel(whole: Pass, prefills: list[Pass], decodes: list[Pass], bandwidth: float) -> dict[str, Any]:
+def way_panel(whole: RecordedPass, prefills: list[RecordedPass], decodes: list[RecordedPass],
+              bandwidth: float) -> dict[str, Any]:
     """The steps of a pass over the whole text with their norms, and their costs at prefill and at decode."""
-    steps = [{"function": step.function, "weight": step.weight, "layer": step.layer, "line": step.line,
+    steps = [{"function": step.function, "weight": step.weight, "layer": step.layer, "file": step.file,
+              "line": step.line,
               "prefill": costs([each.steps[i] for each in prefills]),
               "decode": costs([each.steps[i] for each in decodes]) if decodes else None}
              for i, step in enumerate(whole.steps)]
@@ -338,7 +340,7 @@ def costs(steps: Sequence[Step]) -> dict[str, Any]:
 
 # ---- 3: attention ----------------------------------------------------------------------------------------------------
 
-def attention_panel(recorder: Recorder, whole: Pass, ids: np.ndarray) -> dict[str, Any]:
+def attention_panel(recorder: Recorder, whole: RecordedPass, ids: np.ndarray) -> dict[str, Any]:
     """Of each layer that attends: attention weights (lower triangles, row by row), scores of heads that copy, pairs of
     q and k before RoPE, and the gates of a Qwen3.5. Of each token: time, row and column; of each pair: which of the
     three turns it."""
@@ -387,7 +389,7 @@ def induction(recorder: Recorder) -> np.ndarray:
 
 # ---- 4: delta nets ---------------------------------------------------------------------------------------------------
 
-def delta_panel(recorder: Recorder, whole: Pass) -> dict[str, Any]:
+def delta_panel(recorder: Recorder, whole: RecordedPass) -> dict[str, Any]:
     """Of each head: decay, beta and the length of the state at each token, and a picture of the last state.
 
     A pixel is the largest of a block of numbers, without the sign.
@@ -402,7 +404,7 @@ def delta_panel(recorder: Recorder, whole: Pass) -> dict[str, Any]:
 
 # ---- 5: logit lens ---------------------------------------------------------------------------------------------------
 
-def lens_panel(model: Model, whole: Pass) -> dict[str, Any]:
+def lens_panel(model: Model, whole: RecordedPass) -> dict[str, Any]:
     """The head applied to the residual stream after each layer: the most likely tokens, [n_layers + 1, n, TOP].
 
     Source: nostalgebraist 2020 (logit lens).
@@ -434,7 +436,7 @@ class Drawn:
 
 
 def answered(recorder: Recorder, prompt: list[int], limit: int, settings: Sampling,
-             seed: int) -> tuple[list[Drawn], list[Pass]]:
+             seed: int) -> tuple[list[Drawn], list[RecordedPass]]:
     """generate, recorded -> (each token drawn, the passes); the last token may be an end of text.
 
     The luck of a candidate is its random number in sample(). A token that was cut has no number in sample(); it gets
@@ -481,7 +483,7 @@ def choosing_panel(drawn: list[Drawn], settings: Sampling, ids: np.ndarray) -> d
     return {"steps": steps, "ids": shown, "logits": logits_shown, "luck": lucks, "settings": asdict(settings)}
 
 
-def cache_panel(recorder: Recorder, prefills: list[Pass], passes: list[Pass]) -> dict[str, Any]:
+def cache_panel(recorder: Recorder, prefills: list[RecordedPass], passes: list[RecordedPass]) -> dict[str, Any]:
     """The time of each pass, of prefill the median, the positions the cache then holds and has room for, and the bytes
     of the states."""
     config = recorder.model.config

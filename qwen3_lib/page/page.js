@@ -147,12 +147,10 @@ function showSource(title, file, first, last, marked) {
   lines[marked - 1].scrollIntoView({block: "center"});
 }
 
-const files = Object.keys(page.sources);  // the steps are lines of the last one
-
 /** A button that shows a function, with one line of it, or the line of another function that calls it, marked. */
-function sourceButton(name, line) {
+function sourceButton(name, within, line) {
   const [file, first, last] = Object.values(page.lines).filter(
-    ([file, a, b]) => line && file === files.at(-1) && a <= line && line <= b).pop() || page.lines[name];
+    ([file, a, b]) => line && file === within && a <= line && line <= b).pop() || page.lines[name];
   return make("button", {className: "source", type: "button", onclick: () => showSource(
     name, file, first, last, line || first)}, line ? `${file}, line ${line}` : name);
 }
@@ -233,7 +231,7 @@ function drawWay() {
     const rate = costs => costs.read === null ? null : costs.read / costs.seconds;
     byId("step-is").replaceChildren(
       `${stepName(now)}: ${page.words[now.weight] || page.words[now.function]}. Formula: ` +
-      `${page.formulas[now.function]} `, sourceButton(now.function, now.line),
+      `${page.formulas[now.function]} `, sourceButton(now.function, now.file, now.line),
       make("span", {id: "length"}, Number.isFinite(length) ?
       ` Length at token ${token}: ${length.toPrecision(4)}` : ""));
     byId("step").replaceChildren(

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import getsource
+from pathlib import Path
 from types import CellType, FunctionType
 from typing import Any
 
@@ -28,7 +29,8 @@ class Step:
     function: str
     weight: str  # the names of its weights, or ""
     layer: int  # -1 before the first layer, num_hidden_layers after the last one
-    line: int  # line with the call: of qwen3.py, or of qwen3_5.py for a Qwen3.5
+    file: str  # qwen3.py, or qwen3_5.py
+    line: int  # of the file, with the call
     shape: tuple[int, ...]  # of the result
     seconds: float
     read: int | None  # bytes of the arguments; None for moe, which reads the chosen experts only
@@ -37,7 +39,7 @@ class Step:
 
 
 @dataclass
-class Pass:
+class RecordedPass:
     """One call of forward with n tokens."""
     token_ids: np.ndarray
     seconds: float = 0.0  # of all steps together
@@ -94,8 +96,8 @@ class Recorder:
     """
 
     def __init__(self, model: Model):
-        self.model, self.passes, self.keep_arrays = model, list[Pass](), False
-        self._layer, self._inside, self._ended = -1, False, 0.0  # _ended: when the last step was recorded
+        self.model, self.passes, self.keep_arrays = model, list[RecordedPass](), False
+        self._layer, self._inside = -1, False
         self._before_rope: list[np.ndarray] = []  # q and k of this layer
         self._names = {id(array): name for layer in [model.weights, *model.weights["layers"]]
                        for name, array in layer.items() if isinstance(array, np.ndarray)}
@@ -109,23 +111,32 @@ class Recorder:
                   if isinstance(function, FunctionType) and function.__module__ in ("qwen3", "qwen3_5")}
         names |= {name: self._recorded(name, names[name]) for name in ("moe", *OPERATIONS) if name in names}
         names["decoder_layer"] = self._recorded_layer(names["decoder_layer"])
-        names["turn_ends"] = lambda model, ids: []  # one run through the layers: no states are kept for later
         self._functions = names
 
     def forward(self, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
         """qwen3.forward for at most qwen3.CHUNK tokens and a cache of `new_cache`."""
-        now = Pass(np.asarray(token_ids))
+        now = RecordedPass(np.asarray(token_ids))
         self.passes.append(now)
         self._layer = -1
-        logits = self._functions["logits_of"](self.model, token_ids, cache, slice(None) if all_logits else -1)
-        now.logits = logits[-1] if all_logits else logits
+        start = time.perf_counter()
+        part = qwen3.NextTokens(cache, np.asarray(token_ids), len(token_ids) if all_logits else 1)
+        [new] = qwen3.passes(self.model, [part])
+        line = getsource(qwen3).partition("embed_tokens(model, new)")[0].count("\n") + 1
+        now.steps.append(Step("embedding", "embed_tokens", -1, "qwen3.py", line, new.x.shape,
+                              time.perf_counter() - start, new.x.nbytes, 0, lengths(new.x, 0)))
+        logits, _ = copied(qwen3.run_pass, self._functions)(self.model, new, self._functions["decoder_layer"])
+        now.logits, logits = logits[-1], logits if all_logits else logits[0]
         now.seconds = sum(step.seconds for step in now.steps)
         now.length, now.capacity = cache.length, cache.k.shape[2]
         return logits
 
     def new_cache(self) -> KVCache:
-        """An empty cache whose `attend` is recorded, and whose `recall` consists of recorded components."""
+        """An empty cache whose `attend` is recorded, and whose `recall` consists of recorded components.
+
+        A pass goes through the layers at once: no states are kept at its borders.
+        """
         cache = self.model.engine.new_cache(self.model.config)
+        setattr(cache, "borders", lambda token_ids, ends: [])
         setattr(cache, "attend", functools.partial(self._recorded("attend", type(cache).attend), cache))
         if isinstance(cache, qwen3_5.HybridCache):
             setattr(cache, "recall", functools.partial(copied(qwen3_5.HybridCache.recall, self._functions), cache))
@@ -141,13 +152,13 @@ class Recorder:
                 seconds = time.perf_counter() - start
             finally:
                 self._inside = False
-            self._record(name, sys._getframe(1).f_lineno, seconds, args, out)
-            self._ended = time.perf_counter()
+            caller = sys._getframe(1)
+            self._record(name, Path(caller.f_code.co_filename).name, caller.f_lineno, seconds, args, out)
             return out
 
         return wrapped
 
-    def _record(self, name: str, line: int, seconds: float, args: tuple[Any, ...], out: Any) -> None:
+    def _record(self, name: str, file: str, line: int, seconds: float, args: tuple[Any, ...], out: Any) -> None:
         now = self.passes[-1]
         if name == "attend":
             cache, layer, q, new, _ = args
@@ -158,7 +169,7 @@ class Recorder:
         operations = OPERATIONS[name](*args) if name in OPERATIONS else None
         out, last = out if isinstance(out, tuple) else (out, None)  # (cos, sin), or (result, what the cache keeps)
         norms = None if name == "rope_tables" else lengths(out, 1 if name in HEADS_FIRST else 0)
-        now.steps.append(Step(name, weight, self._layer, line, out.shape, seconds, read, operations, norms))
+        now.steps.append(Step(name, weight, self._layer, file, line, out.shape, seconds, read, operations, norms))
         if self.keep_arrays and name == "apply_rope":
             self._before_rope.append(args[0])
         if self.keep_arrays and name == "attend":
@@ -176,11 +187,6 @@ class Recorder:
     def _recorded_layer(self, function: Callable[..., np.ndarray]) -> Callable[..., np.ndarray]:
         def wrapped(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCache, layer: int, *tables: Any) -> Any:
             now = self.passes[-1]
-            if layer == 0:  # hidden_states looks up the embedding itself, after rope_tables
-                seconds = time.perf_counter() - self._ended
-                line = getsource(self.modules[-1]).partition("x = embed_tokens(model, ")[0].count("\n") + 1
-                now.steps.append(Step("embedding", "embed_tokens", -1, line, x.shape, seconds, x.nbytes, 0,
-                                      lengths(x, 0)))
             self._layer = layer
             out = function(x, w, config, cache, layer, *tables)
             self._layer = layer + 1  # after the last layer: the head

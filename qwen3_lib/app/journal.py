@@ -140,6 +140,11 @@ class Journal:
                 os.fsync(self.file.fileno())
             self.synced = time.monotonic()
 
+    def forget(self) -> None:
+        """Removes NAME.job, when nothing is left to do."""
+        with self.writing(), contextlib.suppress(FileNotFoundError):
+            os.unlink(self.job)
+
     def __enter__(self) -> Self:
         return self
 
@@ -169,4 +174,4 @@ def check_output(name: str, overwrite: bool, way_out: str) -> None:
     if os.path.lexists(path) and not os.path.isfile(path):
         raise InputError(f"{name}: not a regular file, so a job can't go on in it")
     if is_written(path) and not overwrite and not os.path.exists(f"{path}.job"):
-        raise InputError(f"{name}: exists already, and no {name}.job describes it; {way_out}")
+        raise InputError(f"{name}: exists already, and there is no {name}.job to go on with; {way_out}")

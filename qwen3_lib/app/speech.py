@@ -3,59 +3,73 @@
 The text goes to stdout, everything else to stderr. Exit status as in cli.py.
 """
 import argparse
+import contextlib
 import hashlib
 import io
 import json
+import math
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from html import escape
-from pathlib import Path
 from typing import Any
 
-from qwen3 import Model
+from qwen3 import Model, checked_whole
 from qwen3_asr import LANGUAGES, language_named
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import fingerprint
-from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main
+from qwen3_lib.app.journal import Journal, check_output
+from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main, named_model
 from qwen3_lib.app.subtitles import cues
-from qwen3_lib.app.terminal import Page, engine_name, model_name, note, peak_memory, print_json
+from qwen3_lib.app.terminal import (OutputError, Page, engine_name, harmless, model_name, note, peak_memory, print_json,
+                                    write)
 from qwen3_lib.generation.aligner import Word
-from qwen3_lib.generation.transcript import LONGEST_PART, Part, Transcript, joined_text, languages
-from qwen3_lib.io.errors import InputError, brief, counted, read_json_object
+from qwen3_lib.generation.transcript import LONGEST_PART, Part, Transcript, checked_part, joined_text, languages
+from qwen3_lib.io.errors import InputError, brief, counted
 from qwen3_lib.io.progress import NoBar, progress
 from qwen3_lib.io.sounds import open_sound
-from qwen3_lib.io.writing import check_place, write_json, write_whole
+from qwen3_lib.io.writing import check_place, write_whole
 
 ALIGNER = "Qwen/Qwen3-ForcedAligner-0.6B"
 OUTPUT_FORMS = ("txt", "srt", "vtt", "json")
 SUBTITLE = 20  # seconds of a part whose text is a subtitle
+TAIL = 40  # characters of the text so far that progress shows
+SPEECH_JOB = "qwen3 speech job 1"  # stands in FILE.job
+HINTS = {name: f"it is called {ours}" for name, ours in {  # as Whisper's commands call them
+    "--initial-prompt": "--context", "--prompt": "--context", "--output-format": "--format", "-f": "--format",
+    "-l": "--language", "--word-timestamps": "--words", "--print-progress": "--timestamps"}.items()} | dict.fromkeys(
+    ("-o", "--output-dir", "-of", "--output-file"), "--format writes a file beside each sound, --out FILE that of one")
 
 
 def make_parser() -> Parser:
     parser = Parser(usage="%(prog)s [options] sound ...", description="Writes down what is said in sounds, by a "
-                    "Qwen3-ASR. The text goes to stdout, everything else to stderr.")
+                    "Qwen3-ASR. The text goes to stdout, everything else to stderr.", hints=HINTS)
     add = parser.add_argument_group("what to hear").add_argument
-    add("sounds", nargs="+", metavar="sound", help="a WAV file, or - for stdin; FLAC, OGG and MP3 need the packages "
-        "soundfile and soxr, other files the program ffmpeg")
-    add("--language", metavar="NAME", help="the language that is spoken, such as English or en (default: the "
+    add("sounds", nargs="+", metavar="sound", help="a WAV file, or - for stdin; FLAC, OGG, MP3 and other "
+        "rates than 16,000 samples a second need the packages soundfile and soxr, or the program ffmpeg; all other "
+        "files ffmpeg")
+    add("--language", metavar="NAME", help="the language that is spoken, such as English or en (default: auto, the "
         f"model finds out); one of {', '.join(LANGUAGES.values())}")
     add("--context", metavar="TEXT", help="words that the sound is likely to hold, names for example")
     add("--part", type=float, metavar="SECONDS", help="hear a longer sound in parts of about so many seconds, cut "
-        f"where it is quiet (default: {LONGEST_PART}; {SUBTITLE} for .srt and .vtt)")
-    add("--words", action="store_true", help="tell when each word is said, in JSON; .srt and .vtt take these times, not "
-        "each text's share of the characters")
+        f"where it is quiet (default: {LONGEST_PART}; {SUBTITLE} for srt, vtt and --timestamps)")
+    add("--words", action="store_true", help="tell when each word is said, in JSON; srt, vtt and --timestamps take "
+        "these times, not each text's share of the characters")
     add("--aligner", metavar="NAME", help=f"the model that --words takes (default: {ALIGNER})")
     add_model_options(parser, "none")
     add_engine_options(parser)
     add = parser.add_argument_group("output").add_argument
     add("-n", "--max-tokens", type=int, metavar="N", help="most tokens of a part's text (default: 13 for each second "
         "of it, and 64 more)")
-    add("--out", metavar="FILE", help="write the text to FILE, part by part, in the form that its name ends with: "
-        f".{', .'.join(OUTPUT_FORMS)}; the same command continues a stopped one, which FILE.job describes")
-    add("--json", action="store_true", help="print one JSON object for each sound: text, language, seconds, parts")
+    add("--format", choices=OUTPUT_FORMS, help="write a file beside each sound, part by part: a.srt beside a.mp3; the "
+        "same command continues a stopped one, which a.srt.job describes")
+    add("--out", metavar="FILE", help="write the text of one sound to FILE, likewise, in the form of --format, or that "
+        "its name ends with; - is stdout")
+    add("--overwrite", action="store_true", help="replace files that are there already")
+    add("--json", action="store_true", help="print a JSON object for each sound: file, text, language, seconds, parts")
+    add("--timestamps", action="store_true", help="print the text with its times while it is heard")
     add("--stats", action="store_true", help="print speed and memory to stderr")
     return parser
 
@@ -87,92 +101,190 @@ def file_text(parts: Sequence[Part], form: str) -> str:
 
 # ---- What to do ------------------------------------------------------------------------------------------------------
 
-class Output:
-    """FILE of --out. FILE.job beside it says what the job is, and has the parts so far: a stopped job goes on there."""
+class Output(Journal):
+    """The file of --out or --format. FILE.job keeps the parts until all sounds of the command are written down."""
+    below, way_out = True, "replace it with --overwrite"
 
-    def __init__(self, name: str, about: dict[str, Any]):
-        self.name, self.form, self.about = name, output_form(name), about
-        self.job = f"{name}.job"
-        former = read_json_object(Path(self.job)) if os.path.exists(self.job) else {"about": about, "parts": []}
-        if os.path.lexists(name) and not os.path.exists(self.job):
-            raise InputError(f"{name}: exists already, and no {self.job} describes it; give another --out")
-        if former.get("about") != about:
-            raise InputError(f"{name}: belongs to another sound, model or options, see {self.job}; give another --out")
-        before: Any = former["parts"]
-        self.parts = [Part(**part | {"words": tuple(Word(**word) for word in part["words"])}) for part in before]
-        check_place(name)
+    def __init__(self, name: str, form: str, about: dict[str, Any], overwrite: bool, seconds: float | None):
+        """`seconds`: of the whole sound, where known."""
+        self.form, self.seconds, self.parts = form, seconds, list[Part]()
+        super().__init__(name, about, overwrite)
+        if not self.parts:
+            self.show()
 
-    def write(self) -> None:
-        """Writes both files anew, each whole or not at all."""
-        write_json(self.job, {"about": self.about, "parts": [asdict(each) for each in self.parts]})
-        text = file_text(self.parts, self.form).encode("utf-8", "replace")
-        write_whole(self.name, lambda file: file.write(text))
+    @property
+    def so_far(self) -> str:
+        whole = "" if self.seconds is None else f" of {clock(self.seconds)}"
+        return f"{clock(self.parts[-1].end)}{whole}" if self.parts else ""
+
+    def take(self, line: bytes) -> bool:
+        part = part_in(line, self.parts[-1].end if self.parts else 0.0)
+        self.parts += [part] if part else []
+        return part is not None
+
+    def add(self, part: Part) -> None:
+        """Writes a part: into the file first, so that it has all parts of the journal."""
+        self.parts.append(part)
+        self.show()
+        self.append(asdict(part))
+        self.sync()
+
+    def show(self) -> None:
+        text = (file_text(self.parts, self.form) or "\n").encode("utf-8", "replace")  # an empty file is nobody's
+        write_whole(self.path, lambda file: file.write(text), alone=True)
+
+
+def part_in(line: bytes, start: float) -> Part | None:
+    """The part in a line of FILE.job that begins at `start`; None for a damaged line."""
+    try:
+        value = json.loads(line)
+        part = Part(**value | {"words": tuple(Word(**word) for word in value["words"])})
+    except (ValueError, TypeError, KeyError, RecursionError):
+        return None
+    kinds = [*map(type, (part.start, part.end, part.text, part.language, part.finish_reason, part.n_tokens))]
+    right = kinds == [float, float, str, str, str, int] and part.start == start < part.end < math.inf and all(
+        [type(word.text), type(word.start), type(word.end)] == [str, float, float] for word in part.words)
+    return part if right and line.endswith(b"\n") else None
 
 
 def output_form(name: str) -> str:
     form = name.rpartition(".")[2].lower()
     if form not in OUTPUT_FORMS:
-        raise InputError(f"--out must be a file whose name ends with .{', .'.join(OUTPUT_FORMS)}, not {brief(name)}")
+        raise InputError(f"--out must be a file whose name ends with .{', .'.join(OUTPUT_FORMS)}, or - for stdout, not "
+                         f"{brief(name)}; or give a --format")
     return form
 
 
-def speech_job(args: argparse.Namespace, source: str | bytes, model: Model, longest: float) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Task:
+    """A sound, and the file for its text; None: stdout."""
+    name: str
+    source: str | bytes
+    output: str | None
+
+
+def tasks_of(args: argparse.Namespace) -> list[Task]:
+    """What the command line asks for. Raises InputError where a file can't take a text."""
+    tasks = list[Task]()
+    for name in args.sounds:
+        beside = f"{os.path.splitext(name)[0]}.{args.format}" if args.format and name != "-" else None
+        output = None if args.out == "-" else args.out or beside
+        if output is not None and os.path.realpath(output) in [os.path.realpath(each.output or "") for each in tasks]:
+            raise InputError("--out takes the text of one sound; --format srt writes a file beside each" if args.out
+                             else f"{brief(output)}: would be the text of two sounds")
+        tasks.append(Task(name, sys.stdin.buffer.read() if name == "-" and sys.stdin else name, output))
+    return tasks
+
+
+def check_task(args: argparse.Namespace, task: Task) -> Task:
+    """The task. Raises InputError for a sound that can't be read and a file that can't be written: before a model is
+    loaded."""
+    next(open_sound(task.source).blocks, None)
+    if task.output is not None:
+        if os.path.realpath(task.output) in map(os.path.realpath, args.sounds):
+            raise InputError(f"{task.output}: is a sound, and stays one")
+        check_output(task.output, args.overwrite, Output.way_out)
+        check_place(task.output)
+    return task
+
+
+def speech_job(args: argparse.Namespace, source: str | bytes, model: Model, longest: float,
+               form: str) -> dict[str, Any]:
     """What a job is, for FILE.job."""
     with io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb") as file:
         digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return {"sound's sha256": digest, "model": model_name(model), "engine": engine_name(model),
+    return {"format": SPEECH_JOB, "sound's sha256": digest, "model": model_name(model), "engine": engine_name(model),
             "model's sha256": fingerprint(model, model.engine.new_cache(model.config)), "part": longest,
             "language": args.language, "context": args.context, "max_tokens": args.max_tokens,
-            "words": args.words and (args.aligner or ALIGNER)}
+            "words": args.words and (args.aligner or ALIGNER), "form": form}
 
 
 def hear_sounds(args: argparse.Namespace) -> int:
-    """Writes down the sounds, one after the other -> exit status."""
-    subtitles = args.out is not None and output_form(args.out) in ("srt", "vtt") and not args.words
-    longest = args.part if args.part is not None else SUBTITLE if subtitles else LONGEST_PART
-    if args.out is not None and len(args.sounds) > 1:
-        raise InputError("--out takes the text of one sound")
+    """Writes down the sounds, one after the other -> exit status: 1 if one of several could not be."""
+    if named_model(args) is None:
+        raise InputError("name a model that hears: --model Qwen/Qwen3-ASR-0.6B (1.9 GB, downloaded once), or "
+                         "Qwen/Qwen3-ASR-1.7B (4.7 GB)")
+    form = args.format or ("" if args.out in (None, "-") else output_form(args.out))
+    in_cues = (args.timestamps or form in ("srt", "vtt")) and not args.words
+    usual = SUBTITLE if in_cues else LONGEST_PART
+    longest = checked_part("--part", usual if args.part is None else args.part, args.words)
     language_named(args.language)
-    sources = [sys.stdin.buffer.read() if name == "-" and sys.stdin else name for name in args.sounds]
-    recordings = [*map(open_sound, sources)]  # what can't be read is said before a model is loaded
+    if args.max_tokens is not None:
+        checked_whole("--max-tokens", args.max_tokens, 1)
+    if not (tasks := [*possible(lambda task: check_task(args, task), tasks_of(args))]):
+        return 1
     model = load_main(args)
     wanted = argparse.Namespace(**vars(args) | {"model": args.aligner or ALIGNER, "adapter": None})
     words: Any = load_main(wanted) if args.words else False
-    output = None if args.out is None else Output(args.out, speech_job(args, sources[0], model, longest))
-    for recording in recordings:
-        hear_sound(args, Transcript(model, recording, args.language, args.context, longest, words,
-                                    () if output is None else output.parts, max_tokens=args.max_tokens), output)
-    if subtitles:
-        note("Each subtitle has a time by its share of the characters; --words tells when each word is said.")
-    return 0
+
+    def hear(task: Task) -> Output | None:
+        recording, output = open_sound(task.source), None
+        if task.output is not None:
+            output = Output(task.output, form, speech_job(args, task.source, model, longest, form), args.overwrite,
+                            recording.seconds)
+        with output or contextlib.nullcontext():
+            transcript = Transcript(model, recording, args.language, args.context, longest, words,
+                                    () if output is None else output.parts, max_tokens=args.max_tokens)
+            hear_sound(args, transcript, output, form, task.name)
+        return output
+
+    done = [*possible(hear, tasks)]
+    if in_cues and done:
+        note("Sentences have times by their share of the characters; --words tells when each word is said.")
+    for output in filter(None, done) if len(done) == len(tasks) else ():
+        output.forget()
+    return 0 if len(done) == len(args.sounds) else 1
 
 
-def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output | None) -> None:
+def possible(work: Callable[[Task], Any], tasks: list[Task]) -> Iterator[Any]:
+    """work(task) of each task. Of several sounds, one that fails is named on stderr, and the others go on."""
+    for task in tasks:
+        try:
+            yield work(task)
+        except InputError as error:
+            if len(tasks) == 1 or isinstance(error, OutputError):
+                raise
+            note(str(error))
+
+
+def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output | None, form: str,
+               name: str) -> None:
+    """Hears the parts that are left, and writes them where they belong; on stdout in one of OUTPUT_FORMS, or "": as
+    they come."""
     page, began, before = Page(), time.perf_counter(), transcript.heard[-1].end if transcript.heard else 0.0
-    streams = output is None and not args.json
+    streams = output is None and not args.json and not args.timestamps and form in ("", "txt")
+    if output is None and len(args.sounds) > 1 and not args.json:
+        write(f"{name}:\n")
     with NoBar() if streams and sys.stdout.isatty() else progress(  # there, the text itself shows it
-            description="hearing", total=transcript.recording.seconds, initial=before,
-            bar_format="{l_bar}{bar}| {n:.0f} s [{elapsed}<{remaining}]") as bar:
+            description="hearing", delay=0, total=transcript.recording.seconds, initial=before,
+            bar_format="{l_bar}{bar}| {n:.0f} s [{elapsed}<{remaining}]{postfix}") as bar:
         for event in transcript.events:
             if isinstance(event, str):
                 if streams:
                     page.write(event)
+                bar.set_postfix_str(harmless(" ".join(transcript.so_far[-TAIL:].split()), sys.stderr))
                 continue
-            bar.update(event.end - event.start)
-            if not streams:  # else after the text, which may stand on the same terminal
-                bar.clear()
-                tell_cut(event)
             if output is not None:
-                output.parts.append(event)
-                output.write()
+                output.add(event)
+            bar.clear()
+            if args.timestamps:
+                for start, end, text in cues([event]):
+                    write(f"[{clock(start)} --> {clock(end)}] {text}\n")
+            if not streams:  # else after the text, which may stand on the same terminal
+                tell_cut(event)
+            bar.update(event.end - event.start)
+            bar.refresh()
     if streams:
         page.end()
         for part in transcript.heard:
             tell_cut(part)
     elif output is not None:
-        output.write()  # if there was nothing to hear any more
-    else:
-        print_json(as_object(transcript.heard))
+        heard = languages(transcript.heard) or "no speech"
+        note(f"{output.name}: {clock(transcript.heard[-1].end)} heard, {heard}")
+    elif args.json:
+        print_json({"file": name} | as_object(transcript.heard))
+    elif form:
+        write(file_text(transcript.heard, form))
     if args.stats:
         note(statistics_of(transcript, before, time.perf_counter() - began))
 
@@ -200,5 +312,5 @@ def main(argv: Sequence[str] | None = None) -> int:
     """The command line -> exit status."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    parser.check(args, {"out": ("json",)})
+    parser.check(args, {"json": ("out", "format", "timestamps"), "timestamps": ("out", "format")})
     return guarded(lambda: hear_sounds(args))

@@ -22,6 +22,11 @@ AROUND = 5  # seconds before and after the usual place of a cut, where the quiet
 UNSPACED = ("Chinese", "Cantonese", "Japanese", "Thai")  # written without spaces
 
 
+def checked_part(name: str, seconds: float, words: bool) -> float:
+    """The seconds of a part. Raises InputError unless the model, and with `words` an aligner, can take as many."""
+    return checked_number(name, seconds, 1, LONGEST_PART if words else 1200)
+
+
 def quietest(samples: np.ndarray, place: int, around: int) -> int:
     """The place of the smallest sample in the quietest 100 ms within `around` samples of `place`."""
     start, n = place - around, RATE // 10
@@ -95,7 +100,7 @@ class Transcript(Iterator[str]):
                  **options: Any):
         """`heard`: the first parts, as an earlier Transcript of the same sound has heard them."""
         self.model, self.sounds, self.given = model, sounds_of(model), language_named(language)
-        self.longest_part = checked_number("longest_part", longest_part, 1, LONGEST_PART if words else 1200)
+        self.longest_part = checked_part("longest_part", longest_part, bool(words))
         if words is True:
             raise InputError("words must be the model of a forced aligner, such as Qwen/Qwen3-ForcedAligner-0.6B")
         if words:

@@ -20,12 +20,13 @@ class NoBar:
     def update(self, *_: Any, **__: Any) -> None:
         pass
 
-    set_postfix_str = clear = update
+    set_postfix_str = clear = refresh = update
 
 
-def progress(items: Iterable[Any] | None = None, description: str = "", **options: Any) -> Any:
-    """The items with tqdm's bar, shown after a second; none where stderr is no terminal. `options` are tqdm's."""
+def progress(items: Iterable[Any] | None = None, description: str = "", delay: float = 1, **options: Any) -> Any:
+    """The items with tqdm's bar, shown after a `delay` in seconds; none where stderr is no terminal. `options` are
+    tqdm's."""
     if sys.stderr is None or not sys.stderr.isatty():
         return NoBar() if items is None else items
     from tqdm import tqdm  # here, because importing it takes time
-    return tqdm(items, description, delay=1, leave=False, **options)
+    return tqdm(items, description, delay=delay, leave=False, **options)

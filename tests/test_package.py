@@ -2,6 +2,7 @@
 import email
 import os
 import re
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -16,14 +17,13 @@ COMMANDS = ("qwen3", "qwen3-fast", "qwen3-asr", "qwen3-embed", "qwen3-batch", "q
 
 
 def copy_of_the_project(target):
-    """Copies the project's own files, as git knows them."""
-    names = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True)
-    files = names.stdout.splitlines() if names.returncode == 0 else [
-        str(path.relative_to(ROOT)) for path in ROOT.rglob("*") if path.is_file() and ".venv" not in path.parts]
-    for name in files:
-        if (ROOT / name).is_file():
-            (target / name).parent.mkdir(parents=True, exist_ok=True)
-            (target / name).write_bytes((ROOT / name).read_bytes())
+    """Copies what the Dockerfile of docs/server.md copies."""
+    lines = re.findall(r"^COPY (.*) /src/(.*)", (ROOT / "docs/server.md").read_text(), re.MULTILINE)
+    for file in (file for patterns, _ in lines for pattern in patterns.split() for file in ROOT.glob(pattern)):
+        if file.is_dir():
+            shutil.copytree(file, target / file.name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(file, target)
 
 
 @pytest.fixture(scope="module")

@@ -14,6 +14,7 @@ import pytest
 
 import qwen3_batch
 import qwen3_embed
+import qwen3_server
 from helpers import run_forked
 from qwen3_lib.app import cli
 from qwen3_lib.app.chat import HELP
@@ -113,6 +114,14 @@ def test_the_lines_for_hands_can_be_typed(tmp_path):
     prompt.expect(pexpect.EOF)
     wanted = [each.want for each in doctest.DocTestParser().get_examples(text) if each.want]
     assert shown.read_text("utf-8") == "".join(wanted)
+
+
+def test_the_service_of_systemd_keeps_its_files_where_it_may_write():
+    [unit] = re.findall(r"```ini\n(.*?)```", "".join(PAGES), re.DOTALL)
+    unit = dict(re.findall(r"^(\w+)=(.*)$", unit, re.MULTILINE))
+    args = qwen3_server.make_parser().parse_args(unit["ExecStart"].split()[1:])
+    assert args.model and not args.offline  # the first start downloads it
+    assert unit["Environment"] == f"HOME=/var/lib/{unit['StateDirectory']}"
 
 
 def test_the_program_with_a_tool_uses_its_result(output):

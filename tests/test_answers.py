@@ -480,6 +480,8 @@ PARSED = [{"name": "f", "arguments": {"a": 1}}]
     ("hm<tool_call>{", True, Answer("hm", "<tool_call>{")),
     (f"Let me see. \n{CALL}\n{CALL} done", False, Answer(None, "Let me see.", PARSED * 2)),
     (f"{CALL}<tool_call>", False, Answer(None, f"{CALL}<tool_call>")),
+    ("<think>\n\n a \n b\t\n\n</think>\n\n c \n", False, Answer(" a \n b\t", " c \n")),
+    ("a \n", True, Answer("a ", "", reasoning_truncated=True)),
     (f"x {CALL} <tool_call>[1]</tool_call>", False, Answer(None, f"x {CALL} <tool_call>[1]</tool_call>")),
     ('<tool_call>{"name": 5, "arguments": {}}', False, Answer(None, '<tool_call>{"name": 5, "arguments": {}}')),
     ('<tool_call>{"name": "f", "arguments": null}', False, Answer(None, "", [{"name": "f", "arguments": None}])),

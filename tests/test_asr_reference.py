@@ -1,6 +1,8 @@
 """Live comparison of what models hear with transformers in float64: log-mel, towers, whole models. Skipped without
 torch."""
+import json
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,16 +11,19 @@ import qwen3
 from configs import ASR_SIZES, SPEECH_TOKENS, asr_config
 from hearing import make_hearing, voice
 from qwen3 import gelu, map_safetensors
-from qwen3_asr import Hearing, audio_tower, language_and_text, log_mel, mel_filters, speech_prompt
+from qwen3_asr import (LANGUAGES, SPLIT_PATTERNS, Hearing, SoundConfig, Sounds, audio_tower, language_and_text, log_mel,
+                       mel_filters, speech_prompt)
 from qwen3_lib.generation.aligner import mark_classes, repaired, split_words, timed_words
+from qwen3_lib.io.models import source_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
 
 from test_reference import both_engines, load  # noqa: E402
+from transformers.models.qwen2.tokenization_qwen2 import PRETOKENIZE_REGEX  # noqa: E402
 from transformers.models.qwen3_asr.feature_extraction_qwen3_asr import Qwen3ASRFeatureExtractor  # noqa: E402
 from transformers.models.qwen3_asr.processing_qwen3_asr import (  # noqa: E402
-    Qwen3ASRProcessor, _fix_timestamps, _parse_single_output)
+    LANGUAGE_CODE_TO_NAME, Qwen3ASRProcessor, _fix_timestamps, _parse_single_output)
 
 NATIVE = (("thinker.model.", "model.language_model."), ("thinker.lm_head.", "lm_head."), ("thinker.", "model."),
           ("model.audio_tower.proj1.", "model.multi_modal_projector.linear_1."),
@@ -83,6 +88,25 @@ def test_mel_filters():
     assert np.abs(mel_filters(128) - Qwen3ASRFeatureExtractor().mel_filters).max() < 1e-15
 
 
+@pytest.mark.parametrize("key", [None, *vars(SoundConfig())])
+@pytest.mark.parametrize("native", [False, True])
+def test_a_tower_whose_config_lacks_a_key(key, native, tmp_path):
+    """transformers' own value; `None`: a config that lacks none."""
+    raw = asr_config("0.6B", native)
+    audio = (raw if native else raw["thinker_config"])["audio_config"]
+    if key is not None:
+        del audio[key]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    expected = transformers.Qwen3ASRConfig(audio_config={name: value for name, value in audio.items()
+                                                         if name != "model_type"}).audio_config
+    found = Sounds(source_of(tmp_path), SimpleNamespace(hidden_size=1)).config
+    assert vars(found) == {name: getattr(expected, name) for name in vars(found)}
+
+
+def test_languages_and_how_a_text_is_cut():
+    assert LANGUAGES == LANGUAGE_CODE_TO_NAME and SPLIT_PATTERNS == PRETOKENIZE_REGEX
+
+
 @pytest.mark.parametrize("n_frames", FRAMES)
 def test_towers(both, n_frames):
     """Within 1e-5 of their spread: parts of a chunk, of a window, several windows."""
@@ -136,7 +160,8 @@ def test_models(both, engine, name, language, context):
 @pytest.mark.parametrize("answer", [
     "language English<asr_text>Good morning.", "language None<asr_text>", " language english <asr_text> a\nb ", "plain",
     "language German\nEnglish<asr_text>x<asr_text>y", "Greek<asr_text>z", "<asr_text>w",
-    "language None<asr_text>a", ""])
+    "language None<asr_text>a", "", "language NONE<asr_text>",
+    "Language Thai<asr_text>\n a \n", "language  Czech <asr_text>"])
 def test_answers(answer):
     expected = _parse_single_output(answer)
     assert language_and_text(answer) == (expected["language"] or "", expected["transcription"])

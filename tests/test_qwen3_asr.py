@@ -18,7 +18,8 @@ from helpers import assert_one_line, edit_json, message_of, random_ids
 from make_random_model import make_random_model
 from published import write_tensors
 from qwen3 import map_safetensors
-from qwen3_asr import Hearing, log_mel, sinusoids, speech_prompt
+from qwen3_asr import (LANGUAGES, Hearing, language_and_text, language_named, log_mel, samples_in_wav, sinusoids,
+                       speech_prompt)
 from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.io.packed import save_quantized
@@ -119,6 +120,10 @@ def test_a_tokenizer_of_two_files(path, tmp_path):
         str(token["id"]): token for token in known["added_tokens"]}})
     tokenizer = qwen3.load_model(tmp_path / "model").tokenizer
     assert {name: tokenizer.token_to_id(name) for name in SPEECH_TOKENS} == SPEECH_TOKENS
+    for pieces in ("It|'s| THEY|'LL| |1|2|3|4| x|1", "a| \n\n| | b| \r\n", " \n| a|\t\n", "two| | spaces| ", "don|'t|!\n",
+                   "¿qué|?!\n\n|no", "你好|，世界| |1|2", "(a|)", " --|  \r\r"):
+        assert [text[slice(*place)] for text in [pieces.replace("|", "")]
+                for _, place in tokenizer.backend.pre_tokenizer.pre_tokenize_str(text)] == pieces.split("|")
     text = "<|im_start|>It’s 12\n\n  o'clock,\tÅsa\u030a!"
     assert tokenizer.decode(tokenizer.encode(text)) == "<|im_start|>It’s 12\n\n  o'clock,\tÅså!"
     assert tokenizer.encode("The capital") == qwen3.load_model(path).tokenizer.encode("The capital")
@@ -155,6 +160,35 @@ def test_towers_that_are_refused(path, tmp_path, changes, words):
     assert words in message_of(qwen3.load_model(tmp_path).media.hear, voice(9_000))
 
 
+# As config.json of Qwen/Qwen3-ASR-0.6B and -1.7B lists them, and their codes by ISO 639.
+SUPPORTED = """Chinese zh, English en, Cantonese yue, Arabic ar, German de, French fr, Spanish es, Portuguese pt,
+Indonesian id, Italian it, Korean ko, Russian ru, Thai th, Vietnamese vi, Japanese ja, Turkish tr, Hindi hi, Malay ms,
+Dutch nl, Swedish sv, Danish da, Finnish fi, Polish pl, Czech cs, Filipino fil, Persian fa, Greek el, Romanian ro,
+Hungarian hu, Macedonian mk"""
+
+
+def test_languages():
+    """By their names and codes, in any case, with spaces around them."""
+    pairs = [each.split() for each in SUPPORTED.split(",")]
+    assert len(pairs) == 30 and LANGUAGES == {code: name for name, code in pairs}
+    for name, code in pairs:
+        for given in (name, code, name.upper(), code.upper(), f" {name}\n", f"\t{code.title()} "):
+            assert language_named(given) == name
+    assert language_named(None) == language_named("") == language_named(" ") == ""
+
+
+@pytest.mark.parametrize("answer, language, expected", [
+    ("language English<asr_text>Hi. ", "", ("English", "Hi.")), (" Hi.\n", "", ("", "Hi.")),
+    (" Hi. ", "German", ("German", "Hi.")), ("language None<asr_text>", "", ("", "")),
+    ("language NONE<asr_text>\n", "", ("", "")), ("language none<asr_text>", "", ("", "")),
+    ("\nlanguage  German \nx<asr_text> a\nb ", "", ("German", "a\nb")),
+    ("LANGUAGE Greek<asr_text>a", "", ("Greek", "a")),
+    ("language English<asr_text>a", "German", ("German", "language English<asr_text>a")),
+    ("Greek <asr_text>a<asr_text>b", "", ("Greek", "a<asr_text>b"))])
+def test_an_answer_has_a_language_and_a_text(answer, language, expected):
+    assert language_and_text(answer, language) == expected
+
+
 def test_a_model_that_cant_hear(demo):
     assert "can't hear" in message_of(qwen3_asr.transcribe, demo, (voice(9_000), 16_000))
 
@@ -171,8 +205,8 @@ def test_a_sound_matters_and_so_does_its_place(model):
     assert len({*map(len, prompts)}) == 1
 
 
-SPECIAL = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>", "<asr_text>",
-           "<timestamp>", "<think>")
+SPECIAL = ("<|audio_pad|>", "<|audio_start|>", "<|audio_end|>", "<|im_start|>", "<|im_end|>", "<|endoftext|>",
+           "<asr_text>", "<timestamp>", "<think>")
 
 
 @pytest.mark.parametrize("token", SPECIAL)
@@ -257,6 +291,13 @@ def alone(tmp_path):
         return done.returncode, done.stdout, done.stderr
 
     return run
+
+
+def test_the_mean_of_two_channels(tmp_path):
+    numbers = np.random.default_rng(0).integers(-2**15, 2**15, (999, 2)).astype("<i2")
+    (tmp_path / "a.wav").write_bytes(wav_of(numbers))
+    found = samples_in_wav(str(tmp_path / "a.wav"))
+    assert found.dtype == np.float32 and np.abs(found - numbers.mean(axis=1) / 2**15).max() < 1e-6
 
 
 def test_three_files_alone(alone, path, tmp_path):

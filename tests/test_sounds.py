@@ -1,38 +1,24 @@
-"""Sounds in files, and long ones: what is read, what is refused, where they are cut; and the command line."""
-import json
+"""Sounds in files: what is read, what is refused."""
+import io
 import os
 import random
 import shutil
 import subprocess
 import sys
-import tracemalloc
 from importlib.util import find_spec
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-import qwen3
-import qwen3_asr
-from configs import ROOT, asr_config
-from hearing import make_hearing, voice, wav_of
-from helpers import assert_one_line, message_of, run_main, works_or_refused
-from qwen3_asr import transcribe
-from qwen3_lib.app import speech
-from qwen3_lib.app.subtitles import cues
-from qwen3_lib.generation.aligner import timed_words
-from qwen3_lib.generation.processors import StopLoops
-from qwen3_lib.generation.transcript import Part, joined_text, parts_in, quietest
-from qwen3_lib.io.sounds import open_sound
+from hearing import voice, wav_of
+from helpers import assert_one_line, message_of, works_or_refused
+from qwen3_lib.io.sounds import open_sound, read_wav
+from test_transcript import samples_of
 
 VOICE = voice(30_000)
 ZEROS = wav_of(np.zeros((99, 1), "<i2"))
 needs_soundfile = pytest.mark.skipif(None in map(find_spec, ("soundfile", "soxr")), reason="needs soundfile and soxr")
 needs_ffmpeg = pytest.mark.skipif(shutil.which("ffmpeg") is None, reason="needs ffmpeg")
-
-
-def samples_of(source) -> np.ndarray:
-    return np.concatenate([*open_sound(source).blocks])
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -81,11 +67,33 @@ def test_refusals(source, words):
     assert words in message_of(open_sound, source)
 
 
-def test_samples_that_are_no_numbers():
-    for wrong in (np.nan, np.inf):
-        samples = voice(300_000)
-        samples[200_000] = wrong
-        assert "finite" in message_of(lambda: [*parts_in(open_sound((samples, 16_000)).blocks)])
+@pytest.mark.parametrize("n, works", [(1, True), (64, True), (65, False)])
+def test_channels(n, works):
+    """Up to 64, each a part of their mean."""
+    numbers = np.random.default_rng(n).integers(-2**15, 2**15, (999, n)).astype("<i2")
+    if works:
+        assert np.abs(samples_of(wav_of(numbers)) - numbers.mean(axis=1) / 2**15).max() < 1e-6
+    else:
+        assert f"{n} channels" in message_of(open_sound, wav_of(numbers))
+
+
+@pytest.mark.parametrize("rate, works", [(999, False), (1_000, True), (1_000_000, True), (1_000_001, False)])
+@needs_soundfile
+def test_the_lowest_and_the_highest_rate(rate, works):
+    for source in ((VOICE, rate), wav_of(VOICE[:, None], rate, 3)):
+        if works:
+            sound = open_sound(source)
+            assert (sound.rate, sound.seconds) == (16_000, len(VOICE) / rate)
+        else:
+            assert f"{rate:,} samples a second" in message_of(open_sound, source)
+
+
+@pytest.mark.parametrize("channels, bits, width", [(1, 24, 4), (2, 16, 2), (1, 16, 4), (2, 24, 8), (1, 8, 2)])
+def test_wav_whose_numbers_lie_apart_is_not_read_here(channels, bits, width):
+    """Such as 24 bits in 32: another reader may know how."""
+    data = wav_of(np.zeros((100, channels), "<i2"))
+    odd = data[:32] + width.to_bytes(2, "little") + bits.to_bytes(2, "little") + data[36:]
+    assert read_wav(io.BytesIO(odd), "") is None and read_wav(io.BytesIO(data), "") is not None
 
 
 def test_what_is_missing_is_named(monkeypatch):
@@ -125,6 +133,22 @@ def test_files_of_soundfile(form, encoding, off, tmp_path):
         assert np.abs(found - VOICE[:len(found)]).max() < off
     if form == "FLAC":
         assert "cannot be read" in message_of(samples_of, (tmp_path / "a").read_bytes()[:20_000])
+
+
+@needs_soundfile
+@pytest.mark.parametrize("n", [2, 5])
+def test_channels_of_other_files(n, tmp_path):
+    """FLAC with another sound in each; too many are refused."""
+    import soundfile
+    numbers = np.stack([voice(9_000, seed) for seed in range(n)], axis=1)
+    soundfile.write(tmp_path / "a", numbers, 16_000, format="FLAC", subtype="PCM_24")
+    assert np.abs(samples_of(tmp_path / "a") - numbers.mean(axis=1)).max() < 1e-6
+    for many, works in ((64, True), (65, False)):
+        soundfile.write(tmp_path / "b", np.zeros((99, many)), 16_000, format="AIFF", subtype="PCM_16")
+        if works:
+            assert len(samples_of(tmp_path / "b")) == 99
+        else:
+            assert "65 channels" in message_of(open_sound, tmp_path / "b")
 
 
 @needs_soundfile
@@ -180,160 +204,3 @@ def test_a_playlist_opens_no_other_file(tmp_path):
                        ("a.ffconcat", "ffconcat version 1.0\nfile a.wav\n")):
         (tmp_path / name).write_text(text)
         assert "cannot be read by ffmpeg" in message_of(samples_of, tmp_path / name)
-
-
-# ----------------------------------------------------------------------------------------------------------------------
-# Long sounds
-# ----------------------------------------------------------------------------------------------------------------------
-
-def test_the_quietest_place():
-    """By the definition, step by step, which is that of Qwen's package."""
-    for seed in range(20):
-        rng = np.random.default_rng(seed)
-        samples = (rng.standard_normal(60_000) * rng.random(60_000 // 100).repeat(100)).astype(np.float32)
-        levels = np.abs(samples[20_000:40_000]).astype(float)
-        first = min(range(20_000 - 1_600 + 1), key=lambda i: levels[i:i + 1_600].sum())
-        assert quietest(samples, 30_000, 10_000) == 20_000 + first + levels[first:first + 1_600].argmin()
-
-
-@pytest.mark.parametrize("seconds, longest", [(3, 180), (25, 10), (25, 3), (25, 25), (25.1, 25)])
-def test_parts_join_to_the_sound(seconds, longest):
-    """Whatever the blocks are; a part is as long as it may be, give or take 5 seconds."""
-    sound = voice(int(16_000 * seconds))
-    for n in (1_000, 65_536, len(sound)):
-        parts = [*parts_in((sound[i:i + n] for i in range(0, len(sound), n)), longest)]
-        around = min(5, longest / 2)
-        assert np.array_equal(np.concatenate(parts), sound)
-        assert all(longest - around <= len(part) / 16_000 <= longest + around for part in parts[:-1])
-        assert len(parts) == (1 if seconds <= longest else len(parts)) and len(parts[-1]) <= longest * 16_000
-
-
-def test_an_hour_takes_little_memory(tmp_path):
-    file = tmp_path / "hour.wav"
-    head = wav_of(np.zeros((1, 1), "<i2"))[:40] + (2 * 16_000 * 3600).to_bytes(4, "little")
-    file.write_bytes(head)
-    os.truncate(file, len(head) + 2 * 16_000 * 3600)
-    tracemalloc.start()
-    try:
-        assert sum(map(len, parts_in(open_sound(file).blocks))) == 16_000 * 3600
-        assert tracemalloc.get_traced_memory()[1] < 2**26  # as float32, the hour has 230 MB
-    finally:
-        tracemalloc.stop()
-
-
-@pytest.mark.parametrize("language, text", [("English", "one two"), ("Chinese", "onetwo"), ("", "one two")])
-def test_a_space_between_parts_where_the_language_has_spaces(language, text):
-    parts = [Part(0, 1, each, language, "stop", 1) for each in ("", "one", "", "two", "")]
-    assert joined_text(parts) == text
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return make_hearing(asr_config("0.6B"), tmp_path_factory.mktemp("hearing"))
-
-
-@pytest.fixture(scope="module")
-def model(path):
-    return qwen3.load_model(path)
-
-
-@pytest.fixture(scope="module")
-def aligner_path(tmp_path_factory):
-    return make_hearing(asr_config("0.6B", n_classes=60), tmp_path_factory.mktemp("aligner"))
-
-
-@pytest.fixture
-def sound(tmp_path):
-    """A file with 40 seconds of a voice."""
-    (tmp_path / "voice.wav").write_bytes(wav_of(np.round(voice(640_000) * 2**15).astype("<i2")[:, None]))
-    return tmp_path / "voice.wav"
-
-
-def test_a_transcript(model, sound):
-    """Its pieces are its text; its parts are those of sounds by themselves."""
-    found = transcribe(model, sound, "en", "Ada", max_tokens=5, longest_part=15)
-    pieces = [*found]
-    assert "".join(pieces) == found.text == str(found) == joined_text(found.parts) and len(pieces) > 3
-    assert (found.language, found.seconds) == ("English", 40.0)
-    samples = samples_of(sound)
-    for part in found.parts:
-        alone = transcribe(model, (samples[round(part.start * 16_000):round(part.end * 16_000)], 16_000), "en", "Ada",
-                           max_tokens=5)
-        assert (alone.text, part.finish_reason, part.n_tokens) == (part.text, "length", 5)
-    assert [part.end for part in found.parts] == [*[part.start for part in found.parts[1:]], 40.0]
-
-
-def test_words_have_times(model, aligner_path, sound):
-    """Within their part, and those of the part by itself; they join to its text."""
-    aligner = qwen3.load_model(aligner_path)
-    found = transcribe(model, sound, "en", words=aligner, max_tokens=12, longest_part=15)
-    samples = samples_of(sound)
-    for part in found.parts:
-        assert "".join(word.text for word in part.words) == part.text != ""
-        times = [time for word in part.words for time in (word.start, word.end)]
-        assert times == sorted(times) and part.start - 0.001 <= times[0] and times[-1] < part.start + 60 * 0.08
-        alone = samples[round(part.start * 16_000):round(part.end * 16_000)]
-        alone = timed_words(aligner, alone, part.text, "English")
-        assert [round(word.start + part.start, 3) for word in alone] == [word.start for word in part.words]
-
-
-def test_words_that_have_no_times(model, aligner_path):
-    aligner = qwen3.load_model(aligner_path)
-    for words, options, said in ((True, {}, "must be the model of a forced aligner"), (model, {}, "no forced aligner"),
-                                 (aligner, {"language": "ja"}, "timed in Japanese"),
-                                 (aligner, {"language": "Korean"}, "timed in Korean"),
-                                 (aligner, {"language": "Thai"}, "only in Chinese, English"),
-                                 (aligner, {"longest_part": 300}, "longest_part")):
-        assert said in message_of(transcribe, model, (VOICE, 16_000), words=words, **options)
-    assert "no answers" in message_of(lambda: transcribe(aligner, (VOICE, 16_000)).finish())
-
-
-@pytest.mark.parametrize("gain", [10, 1, 1 / 30])
-def test_loud_samples_are_divided_by_their_peak(model, aligner_path, monkeypatch, gain):
-    """For the text and for the times of its words, in each part; quiet ones stay."""
-    aligner, heard, real = qwen3.load_model(aligner_path), [], qwen3_asr.log_mel
-    monkeypatch.setattr(qwen3_asr, "log_mel", lambda samples, *more: heard.append(samples) or real(samples, *more))
-    samples = voice(40_000, 9) * np.float32(gain)
-    found = transcribe(model, (samples, 16_000), "en", words=aligner, max_tokens=12, longest_part=1).parts
-    expected = []
-    for i, part in enumerate(found):
-        alone = samples[round(part.start * 16_000):round(part.end * 16_000)]
-        expected.append(alone / max(1, np.abs(alone).max()))
-        assert all(np.array_equal(each[:len(alone)], expected[i]) for each in heard[2 * i:2 * i + 2])
-        times = timed_words(aligner, expected[i], part.text, "English", part.start)
-        assert times == part.words == timed_words(aligner, alone, part.text, "English", part.start) != ()
-    assert len(expected) > 1
-
-
-def test_samples_in_int16_are_those_of_a_file(model):
-    """32,768 is 1: from the lowest to the highest."""
-    numbers = np.concatenate([[-2**15, 2**15 - 1], np.round(VOICE * 2**15)]).astype(np.int16)
-    assert np.array_equal(samples_of((numbers, 16_000)), samples_of(wav_of(numbers[:, None])))
-    assert samples_of((numbers, 16_000)).dtype == np.float32 and samples_of((numbers, 16_000))[0] == -1
-    assert transcribe(model, (numbers, 16_000), max_tokens=5).text == transcribe(
-        model, (numbers / 2**15, 16_000), max_tokens=5).text != ""
-
-
-def test_a_notebook_shows_the_text(model):
-    """By IPython's own protocol; at a plain prompt nothing is computed."""
-    found = transcribe(model, (VOICE, 16_000), max_tokens=5)
-    assert repr(found).startswith("<Transcript, so far '': ") and found.heard == []
-    shown = SimpleNamespace(text=lambda text: shown.__setattr__("found", text))
-    found._repr_pretty_(shown, False)
-    assert shown.found == found.text == str(found) != "" and repr(found.text) in repr(found)
-
-
-def test_names_of_languages():
-    names = {None: "", "": "", "auto": "", "Auto": "", "de": "German", "GERMAN": "German", "en-US": "English",
-             "pt_BR": "Portuguese", " yue ": "Cantonese", "zh-Hans-CN": "Chinese", "mk": "Macedonian", "FIL": "Filipino"}
-    assert {name: qwen3_asr.language_named(name) for name in names} == names
-    for wrong in ("xx", "auto en", "-", "e n"):
-        assert repr(wrong) in message_of(qwen3_asr.language_named, wrong)
-
-
-@pytest.mark.parametrize("options, words", [
-    ({"language": "Klingon"}, "'Klingon' is none of Chinese, English"), ({"longest_part": 0}, "longest_part"),
-    ({"max_tokens": 0}, "max_tokens"), ({"temprature": 1}, "temprature is none of"),
-    ({"context": "a " * 9000}, "context")])
-def test_options_that_are_refused(model, options, words):
-    assert words in message_of(lambda: transcribe(model, (VOICE, 16_000), **options).finish())

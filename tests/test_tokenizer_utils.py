@@ -199,8 +199,9 @@ def without_added_tokens():
     return load_tokenizer(ROOT / "demo"), tokenizers.Tokenizer.from_str(json.dumps(raw | {"added_tokens": []}))
 
 
-@given(st.lists(st.one_of(st.sampled_from(["<|im_start|>", "<|im_end|>", "<think>", "<|im_", "end|>", "<", " ", "\n", "e\u0301",
-                                           "system", "12", "你好"]), st.text(max_size=8)), max_size=12).map("".join))
+@given(st.lists(st.one_of(st.sampled_from(
+    ["<|im_start|>", "<|im_end|>", "<think>", "<|im_", "end|>", "<", " ", "\n", "e\u0301", "system", "12", "你好"]),
+    st.text(max_size=8)), max_size=12).map("".join))
 def test_a_text_whose_tokens_stay_text(text):
     ours, theirs = without_added_tokens()
     ids = ours.encode(text, as_text=True)

@@ -14,7 +14,7 @@ SENTENCE_END = re.compile(f"[.?!…。？！]{CLOSERS}\\s*\\Z")
 
 
 def cues(parts: Sequence[Part]) -> list[tuple[float, float, str]]:
-    """(start, end, text) of the subtitles of parts in seconds: each has SHORTEST_CUE or more, and ends before the next one.
+    """(start, end, text) of the subtitles of parts, in seconds: SHORTEST_CUE long at least, none over the next one.
 
     One that begins too late for it begins earlier. Where a sound is too short for all, the last ones end after it.
     """
@@ -32,8 +32,10 @@ def cues(parts: Sequence[Part]) -> list[tuple[float, float, str]]:
 
 
 def cues_of(part: Part) -> list[tuple[float, float, str]]:
-    """(start, end, text) of a part's subtitles: runs of its words. A run ends with a sentence, at a pause, after 7 seconds,
-    or when two lines are full."""
+    """(start, end, text) of a part's subtitles: runs of its words.
+
+    A run ends with a sentence, at a pause, after 7 seconds, or when two lines are full.
+    """
     runs, most = list[list[Word]](), 40 if part.language in UNSPACED else 84
     for word in part.words or words_by_share(part):
         run = runs[-1] if runs else []

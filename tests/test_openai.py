@@ -1,0 +1,74 @@
+"""OpenAI's form at the functions of qwen3_lib/app/openai.py: what a request asks for, what an answer becomes."""
+import json
+from types import SimpleNamespace
+
+import pytest
+
+from helpers import PERU
+from qwen3_lib.app.openai import Door, Refusal, chat_choice, chat_request
+from qwen3_lib.generation.completion import Completion
+from tokenizer_utils import parse_answer
+
+ASKED = [{"role": "user", "content": PERU}]
+CALLS = "".join(f'<tool_call>\n{{"name": "{name}", "arguments": {{"a": 1}}}}\n</tool_call>' for name in "fg")
+
+
+def asked(model, **fields):
+    """(the text of a request's prompt, its options)"""
+    [(prompt, options)] = chat_request(model, {"messages": ASKED} | fields, Door(1000)).answers
+    return model.tokenizer.decode(prompt), options
+
+
+@pytest.mark.parametrize("effort, think, budget", [
+    ("none", False, None), ("minimal", False, None), ("low", True, 256), ("medium", True, 1024), ("high", True, None),
+    ("xhigh", True, None), ("max", True, None)])
+def test_reasoning_effort(demo, effort, think, budget):
+    text, options = asked(demo, reasoning_effort=effort)
+    assert text == demo.tokenizer.apply_chat_template(ASKED, enable_thinking=think) and options.think_budget == budget
+
+
+@pytest.mark.parametrize("fields, think", [
+    ({}, None), ({"enable_thinking": False}, False), ({"chat_template_kwargs": {"enable_thinking": False}}, False),
+    ({"chat_template_kwargs": {"enable_thinking": False}, "enable_thinking": True}, True),
+    ({"chat_template_kwargs": {"enable_thinking": True}, "enable_thinking": False}, False),
+    ({"chat_template_kwargs": {"enable_thinking": False}, "reasoning_effort": "high"}, False)], ids=str)
+def test_a_requests_own_field_wins_over_those_of_the_template(demo, fields, think):
+    assert asked(demo, **fields)[0] == demo.tokenizer.apply_chat_template(ASKED, enable_thinking=think)
+
+
+@pytest.mark.parametrize("field, option, value", [
+    ("top_k", "top_k", 0), ("seed", "seed", None), ("max_tokens", "max_new_tokens", None),
+    ("n_predict", "max_new_tokens", None), ("max_completion_tokens", "max_new_tokens", None)])
+def test_minus_one_is_no_limit_and_no_seed(demo, field, option, value):
+    """As vLLM, llama.cpp and LM Studio write it; -2 is refused under the name that was sent."""
+    assert getattr(asked(demo, **{field: -1})[1], option) == value
+    assert getattr(asked(demo, **{field: 3})[1], option) == 3
+    with pytest.raises(Refusal, match=f"^{field} ") as refused:
+        asked(demo, **{field: -2})
+    assert refused.value.param == field
+
+
+def test_answers_that_go_on_behind_their_end(demo):
+    same = {"enable_thinking": False, "temperature": 0, "max_tokens": 30}
+    for ignored in (False, True):
+        answered = chat_request(demo, {"messages": ASKED} | same | {"ignore_eos": ignored}, Door(1000)).answers[0]
+        found = Completion(demo, answered[0], options=answered[1]).finish()
+        assert (len(found.token_ids), found.finish_reason) == (30, "length") if ignored else (
+            len(found.token_ids) < 30 and found.finish_reason == "stop")
+
+
+@pytest.mark.parametrize("text, one_call, content, names, reason", [
+    ("Hi.", False, "Hi.", None, "stop"), ("", False, "", None, "stop"), (CALLS, False, None, "fg", "tool_calls"),
+    (CALLS, True, None, "f", "tool_calls"), (f"Hm. {CALLS}", True, "Hm.", "f", "tool_calls"),
+    ("<think>\nhm\n</think>\n\n", False, "", None, "stop"),
+    ("<think>\nhm\n</think>\n\nHi.", False, "Hi.", None, "stop")])
+def test_the_message_of_an_answer(text, one_call, content, names, reason):
+    """Its text is null beside calls alone, and never absent."""
+    completion = SimpleNamespace(answer=parse_answer(text), options=SimpleNamespace(logprobs=None))
+    choice = chat_choice(completion, "stop", one_call)
+    message = choice["message"]
+    assert (message["role"], message["content"], choice["finish_reason"], choice["logprobs"]) == (
+        "assistant", content, reason, None)
+    calls = [call["function"] for call in message.get("tool_calls", ())]
+    assert calls == [{"name": name, "arguments": json.dumps({"a": 1})} for name in names or ""]
+    assert {*message} == {"role", "content", *["tool_calls"] * bool(names), *["reasoning_content"] * ("hm" in text)}

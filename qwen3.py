@@ -30,6 +30,8 @@ The words:
     prefill, decode  to run the whole prompt through the model; to run one new token
     end of text      a token the model emits when it is done
     thinking         the model's reasoning before its answer, between <think> and </think>
+    tower            a transformer that turns a picture or a sound into vectors beside those of tokens
+    MTP head         a layer of a Qwen3.5 that guesses the token after the next one ("multi-token prediction")
 """
 from __future__ import annotations
 
@@ -246,13 +248,17 @@ def layer_norm(x: np.ndarray, w: dict[str, Any], name: str, eps: float) -> np.nd
 
 
 def gelu(x: np.ndarray) -> np.ndarray:
-    """x times the probability that a normally distributed number is below x (Hendrycks & Gimpel 2016)."""
+    """x times the probability that a normally distributed number is below x (Hendrycks & Gimpel 2016).
+
+    The tail, erfc(size / sqrt(2)) / 2, has the form of Abramowitz & Stegun 7.1.26 with one term more. Its factors were
+    fitted for p = 0.39 (minimax). So gelu is off by 1.4e-8 at most, before float32 rounds.
+    """
     size = np.abs(x)
     t, tail = 1 / (1 + np.float32(0.39 * 0.5 ** 0.5) * size), np.zeros_like(x)
     for factor in (-0.113768459, 0.44333176, -0.317699449, 0.324779142, 0.0456944311, 0.117662574):
         tail += np.float32(factor)  # in place: x is the largest array of a tower
         tail *= t
-    tail *= np.exp(np.float32(-0.5) * size * size)  # erfc(size / sqrt(2)) / 2, off by less than 1e-8, before rounding
+    tail *= np.exp(np.float32(-0.5) * size * size)
     tail *= size
     return np.maximum(x, 0) - tail
 

@@ -24,7 +24,6 @@ The words that qwen3.py doesn't have:
     delta rule        to store a value under a key, add only its difference to the value that the key recalls
     decay             before each token, the state is multiplied by exp(g), a number from 0 to 1: it forgets
     partial RoPE      only the first quarter of a head is turned by its position
-    MTP head          a layer that guesses the token after the next one ("multi-token prediction")
 
 The vision tower in the files (model.visual.*) is read by qwen3_vision.py.
 """

@@ -96,8 +96,9 @@ def add_engine_options(parser: argparse.ArgumentParser) -> None:
     add("--kv-dtype", choices=["f16", "bf16", "f32", "int8"], help="number format of the KV cache (default: bf16 where "
         "keys and values are rounded to bf16, see --activations; else f16)")
     add("--activations", choices=["f32", "bf16"], help="bf16: round vectors to bf16 before they are multiplied with "
-        "weights, keys or values of bf16, which CPUs with AVX512_BF16 do faster; f32: round none, and with --kv-dtype "
-        "f32, too, keep all digits (default: bf16, but f32 for keys and values of models in float16 or float32)")
+        "weights, keys or values of bf16, which CPUs with AVX512_BF16 do faster; f32: round none, and keep keys and "
+        "values in f16 unless told otherwise (default: bf16, but f32 for keys and values of models in float16 or "
+        "float32)")
 
 
 def add_option(add: Callable[..., Any], name: str, *flags: str, default: str = "") -> None:

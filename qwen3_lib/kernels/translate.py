@@ -2,6 +2,9 @@
 
 By default numba lets LLVM check, link and optimize each function with all that it calls, and makes machine code of it:
 half of its time. Passes that kernels don't need, and the count of who uses an array, are left out, too.
+
+It saves 3 s of the first answer after an installation: 4.2 s in place of 7.5 on two cores of a Zen 5, and 4.8 s of CPU
+time in place of 7.4 (with NUMBA_OPT=0 in both).
 """
 from collections.abc import Iterator
 from typing import Any

@@ -9,8 +9,8 @@
     python qwen3_inspect.py --model Qwen/Qwen3.5-0.8B --image photo.jpg "What is this?"
     python qwen3_inspect.py --model Qwen/Qwen3-ASR-0.6B --sound speech.wav
 
-The file needs no network and can be sent to a friend. qwen3.py computes the model, qwen3_5.py a Qwen3.5; only the panel
-on quantization needs the fast engine and so numba. The room below is qwen3_lib/page/:
+The file needs no network and can be sent to a friend. qwen3.py computes the model, qwen3_5.py a Qwen3.5. The room below
+is qwen3_lib/page/:
 
     recorder.py    records each step of forward
     contents.py    computes what the panels show
@@ -38,8 +38,7 @@ import qwen3_5
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import picture_file
 from qwen3_lib.app.models import readable_size
-from qwen3_lib.app.options import (Parser, add_max_pixels, add_model_options, add_sampling, answer_options, load_main,
-                                   named_model)
+from qwen3_lib.app.options import Parser, add_max_pixels, add_model_options, add_sampling, answer_options, load_main
 from qwen3_lib.app.terminal import note, write
 from qwen3_lib.io.cores import sharing
 from qwen3_lib.generation.transcript import parts_in
@@ -51,7 +50,9 @@ from qwen3_lib.page.recorder import RecordedPass, Recorder
 
 __all__ = ["InputError", "PageOptions", "RecordedPass", "inspect", "main", "record_pass"]
 
-COMPARED = "What is 417 + 385?"  # the bundled model adds with thinking and guesses without
+COMPARED = "python bench/quality.py compares int8 and int4 with float32"
+GONE = {"--quantized": COMPARED, "--no-quantized": COMPARED,
+        "--compare": "python qwen3.py answers a question with --think and with --no-think"}
 
 
 def check_engine(model: Model) -> None:
@@ -93,7 +94,8 @@ def inspect(model: Model, options: PageOptions, tell: Callable[[str], Any] = lam
 
 
 def make_parser() -> argparse.ArgumentParser:
-    parser = Parser(description="Writes one HTML file that shows how a Qwen3 model computes the answer to a prompt.")
+    parser = Parser(description="Writes one HTML file that shows how a Qwen3 model computes the answer to a prompt.",
+                    hints=GONE)
     add = parser.add_argument
     add("prompt", nargs="?", default="", help="the question for the model, or the context of a sound")
     add("--image", action="append", metavar="FILE", default=[], help="a picture that the question is about, for a "
@@ -107,10 +109,6 @@ def make_parser() -> argparse.ArgumentParser:
     add("--think", action=argparse.BooleanOptionalAction, help="reason before the answer, or don't")
     add("-n", "--max-tokens", type=int, metavar="N", default=32, help="longest answer (default: %(default)s)")
     add_sampling(add)
-    add("--quantized", action=argparse.BooleanOptionalAction, default=True,
-        help="compare with int8 and int4 in the fast engine (default: yes)")
-    add("--compare", metavar="QUESTION", help="answer this question with reasoning and without (default: "
-        f'"{COMPARED}" for the bundled model, no question for others)')
     add_model_options(parser)
     return parser
 
@@ -136,8 +134,7 @@ def samples_of(file: str) -> np.ndarray:
 
 def run(args: argparse.Namespace) -> int:
     """Writes the page -> exit status."""
-    compare = COMPARED if args.compare is None and named_model(args) is None else args.compare
-    options = PageOptions(args.prompt, args.raw, args.think, answer_options(args), args.quantized, compare,
+    options = PageOptions(args.prompt, args.raw, args.think, answer_options(args),
                           [*map(picture_file, args.image)], None if args.sound is None else samples_of(args.sound))
     check_target(args.out)
     model = load_main(args, Engine())

@@ -7,7 +7,6 @@ import hashlib
 import io
 import json
 import re
-import sys
 import types
 from dataclasses import replace
 from html import escape
@@ -19,7 +18,6 @@ from PIL import Image, ImageDraw
 import qwen3
 import qwen3_5
 import qwen3_inspect
-import qwen3_numba
 from configs import BASE, HYBRID, ROOT, YARN
 from helpers import assert_one_line, message_of, random_ids, run_main, with_engine
 from make_random_model import make_random_model
@@ -56,7 +54,7 @@ def shapes():
 def about(*images, **options):
     """A question about pictures."""
     return PageOptions("What is this?", answer=AnswerOptions(max_new_tokens=8, temperature=0, seed=0, **options),
-                       quantized=False, images=images)
+                       images=images)
 
 
 def places(found, k=0):
@@ -81,7 +79,7 @@ def seeing():
 def found(demo):
     """The contents of a page of the bundled model."""
     return contents(demo, PageOptions(PROMPT, answer=AnswerOptions(
-        max_new_tokens=8, temperature=1.5, top_p=0.9, seed=3), quantized=False, compare="What is 2 + 3?"))
+        max_new_tokens=8, temperature=1.5, top_p=0.9, seed=3)))
 
 
 @pytest.fixture(scope="module")
@@ -301,38 +299,47 @@ def test_logit_lens(demo, found, truth):
         assert answers[lead] == answers[-1] and not (answers[:lead] == answers[-1]).any()
 
 
-def test_choosing_holds_the_logits_of_the_candidates(found, truth):
-    choosing, tokens, n = found["choosing"], found["tokens"], found["about"]["n_prompt"]
-    assert [step["token"] for step in choosing["steps"]][:len(tokens["ids"]) - n] == tokens["ids"][n:]
-    for i, (step, ids, below) in enumerate(zip(choosing["steps"], choosing["ids"], choosing["logits"])):
-        logits = truth.logits[n - 1 + i]
-        np.testing.assert_allclose(step["largest"], logits.max(), rtol=1e-4)
-        np.testing.assert_allclose(step["largest"] + unpacked(below), logits[ids], atol=1e-3)
-        assert {*tokens["ids"], step["token"], *np.argsort(-logits)[:500]} <= {*ids}
-        others = np.delete(logits, ids) - logits.max()
-        assert sum(step["counts"]) == len(others)
-        np.testing.assert_allclose(np.dot(step["counts"], np.exp(step["below"])), np.exp(others).sum(), rtol=0.05)
+def test_choosing_holds_what_each_setting_makes_of_the_logits(found, truth):
+    """At the borders of top-p and min-p, rounding may keep one token more or fewer."""
+    panel, n, tokens = found["choosing"], found["about"]["n_prompt"], found["tokens"]["ids"]
+    assert [step["draws"][0] for step in panel["steps"]][:len(tokens) - n] == tokens[n:]
+    assert panel["settings"][:2] == ["as in the run: temperature 1.5, top-p 0.9", "temperature 0"]
+    assert len({*tokens[n:-1]}) < len(tokens[n:-1])  # a penalty counts how often
+    for i, step in enumerate(panel["steps"]):
+        logits, ids = truth.logits[n - 1 + i].astype(np.float32), step["ids"]
+        np.testing.assert_allclose(unpacked(step["probabilities"]), softmax(logits)[ids], atol=1e-4)
+        for words, held, shares, kept, drawn in zip(panel["settings"], *map(unpacked, (step["logits"], step["shares"])),
+                                                    step["kept"], step["draws"], strict=True):
+            pairs = (each.split(" ") for each in words.removeprefix("as in the run: ").split(", "))
+            sampling = qwen3.Sampling(**{name.replace("-", "_"): float(value) if "top-k" != name else int(value)
+                                         for name, value in pairs})
+            penalized = qwen3.penalize(logits, sampling, tokens[:n], tokens[n:n + i])
+            np.testing.assert_allclose(held, penalized[ids], atol=1e-3)
+            those, p = qwen3.candidates(penalized, sampling) if sampling.temperature else ([penalized.argmax()], [1.0])
+            expected, close = dict(zip(map(int, those), p)), np.isclose(shares, 0)
+            assert kept == pytest.approx(len(those), abs=1, rel=0.02) and not close[ids.index(drawn)]
+            assert {*np.argsort(-penalized)[:11]} <= {*ids}
+            assert shares == pytest.approx([expected.get(token, 0) for token in ids], abs=0.03)
 
 
 @pytest.mark.parametrize("settings", [
     {"temperature": 1.5, "top_p": 0.9}, {"temperature": 0.7, "top_k": 20, "top_p": 0.8},
     {"temperature": 3.0, "repetition_penalty": 1.2, "frequency_penalty": 0.5}, {"temperature": 0.0}])
-def test_the_luck_of_a_run_draws_the_tokens_of_generate(demo, settings):
+def test_the_random_numbers_of_the_run(demo, settings):
+    """They draw the tokens of generate, and with other settings those that generate would draw."""
     prompt, sampling = demo.tokenizer.encode(PROMPT), qwen3.Sampling(**settings)
     drawn, passes = panels.answered(Recorder(demo), prompt, 12, sampling, 7)
     expected = list(qwen3.generate(demo, prompt, 12, 7, **settings))
     assert [each.token for each in drawn][:len(expected)] == expected and len(drawn) - len(expected) in (0, 1)
     assert len(passes) == len(drawn)
-    for i, each in enumerate(drawn):
-        if sampling.temperature:
-            ids, p = qwen3.candidates(qwen3.penalize(each.logits, sampling, prompt, expected[:i]), sampling)
-            assert ids[(p / each.luck[ids]).argmax()] == each.token
-    panel = panels.choosing_panel(drawn, sampling, np.array([*prompt, *expected]))
-    assert all((unpacked(luck) > 0).all() for luck in panel["luck"])
+    panel = panels.choosing_panel(drawn, sampling, prompt)
+    first = [list(qwen3.generate(demo, prompt, 1, 7, **{"temperature": 1} | each)) for each in panels.VARIED]
+    assert [step["draws"][0] for step in panel["steps"]] == [each.token for each in drawn]
+    assert [[token] for token in panel["steps"][0]["draws"][1:]] == first
 
 
 def test_a_page_without_a_seed_names_the_one_it_chose(tiny_model):
-    wish = PageOptions("ab", raw=True, answer=AnswerOptions(max_new_tokens=6, temperature=5.0), quantized=False)
+    wish = PageOptions("ab", raw=True, answer=AnswerOptions(max_new_tokens=6, temperature=5.0))
     first = contents(tiny_model, wish)
     again = contents(tiny_model, replace(wish, answer=replace(wish.answer, seed=first["about"]["seed"])))
     assert first["tokens"] == again["tokens"]
@@ -344,35 +351,6 @@ def test_cache(demo, found):
     assert [each["n"] for each in passes] == [found["about"]["n_prompt"]] + [1] * (len(passes) - 1)
     assert [each["length"] for each in passes] == list(np.cumsum([each["n"] for each in passes]))
     assert all(each["length"] <= each["capacity"] and each["seconds"] > 0 for each in passes)
-
-
-def test_quantized(demo):
-    prompt, answer = demo.tokenizer.encode(PROMPT), [11, 12]
-    ids, sampling = [*prompt, *answer], qwen3.Sampling()
-    logits = qwen3.forward(demo, ids, qwen3.KVCache(demo.config), all_logits=True)
-    panel = panels.quantized_panel(demo, prompt, answer, logits, 2, sampling, 0)
-    p, means = softmax(logits.astype(float)), []
-    for form in ("int8", "int4"):
-        fast = qwen3_numba.load_model(qwen3.BUNDLED, form)
-        theirs = qwen3_numba.forward(fast, ids, fast.engine.new_cache(fast.config), all_logits=True)
-        expected = (p * np.log(p / softmax(theirs.astype(float)))).sum(axis=-1)
-        np.testing.assert_allclose(unpacked(panel["kl"][form]), expected, rtol=0.02, atol=1e-6)
-        means.append(expected.mean())
-        drawn = list(qwen3.generate(fast, prompt, 2, 0, **sampling.__dict__))
-        assert panel["parts"][form] == panels.parting(answer, drawn)
-    assert 0 < means[0] < means[1]
-
-
-def test_no_numba(demo, monkeypatch):
-    monkeypatch.setitem(sys.modules, "qwen3_numba", None)  # its import fails
-    assert "qwen3_numba" in contents(demo, PageOptions(PROMPT, answer=AnswerOptions(max_new_tokens=1)))["quantized"]
-
-
-def test_thinking(demo, found):
-    for side in found["thinking"]["sides"]:
-        answer = qwen3.chat(demo, found["thinking"]["question"], enable_thinking=side["thinking"], seed=3,
-                            max_new_tokens=256).finish().answer
-        assert (side["reasoning"], side["content"]) == (answer.reasoning or "", answer.content.strip())
 
 
 def test_a_model_of_another_engine_is_refused(demo):
@@ -504,7 +482,7 @@ def test_positions_turn_the_hands(random_seeing):
 def test_command(tmp_path, capfd, monkeypatch):
     opened, file = [], tmp_path / "a page.html"
     monkeypatch.setattr("webbrowser.open", lambda address: opened.append(address) or True)
-    options = [PROMPT, "--html", file, "-n", 2, "--no-quantized", "--open", "--model", ROOT / "demo"]
+    options = [PROMPT, "--html", file, "-n", 2, "--open", "--model", ROOT / "demo"]
     status, out, err = run_main(capfd, *options, main=qwen3_inspect.main)
     assert (status, err) == (0, "") and out.startswith(f"{file}: ") and file.read_text("utf-8").startswith("<!DOCTYPE")
     assert opened == [file.as_uri()]
@@ -518,8 +496,8 @@ def test_a_terminal_shows_progress(demo, monkeypatch):
     shown = []
     monkeypatch.setattr("tqdm.tqdm", lambda items, text, **_: shown.append(text) or items)
     monkeypatch.setattr("sys.stderr", types.SimpleNamespace(isatty=lambda: True))
-    contents(demo, PageOptions(PROMPT, quantized=False, compare="Hello!", answer=AnswerOptions(max_new_tokens=2)))
-    assert shown == ["reading the prompt", "answering", "logit lens", "with thinking", "without thinking"]
+    contents(demo, PageOptions(PROMPT, answer=AnswerOptions(max_new_tokens=2)))
+    assert shown == ["reading the prompt", "answering", "logit lens", "choosing"]
 
 
 def test_command_with_pictures(tmp_path, capfd):
@@ -529,9 +507,8 @@ def test_command_with_pictures(tmp_path, capfd):
     twice = ("--image", tmp_path / "shapes.png") * 2
     status, out, err = run_main(capfd, *model, *twice, "--max-pixels", 2**14, main=qwen3_inspect.main)
     page = (tmp_path / "page.html").read_text("utf-8")
-    assert (status, err) == (0, "") and page.count("data:image/png") == 2 and '"kl":{"int8":' in page
-    status, out, err = run_main(capfd, *model, "--image", tmp_path / "noise.png", "--no-quantized",
-                                main=qwen3_inspect.main)
+    assert (status, err) == (0, "") and page.count("data:image/png") == 2
+    status, out, err = run_main(capfd, *model, "--image", tmp_path / "noise.png", main=qwen3_inspect.main)
     assert status == 0
     assert_one_line(err, "room for", "972 that qwen3.py makes")
 
@@ -541,6 +518,7 @@ def test_command_with_pictures(tmp_path, capfd):
     ([PROMPT, "--out", ROOT / "README.md"], ["README.md", "exists"]),
     ([PROMPT, "--out", "no folder/page.html"], ["no folder", "cannot be written"]),
     ([PROMPT, "--top-p", 2], ["--top-p"]), ([PROMPT, "--raw", "--think"], ["raw", "think"]),
+    ([PROMPT, "--compare", "Hi"], ["--compare", "--no-think"]), ([PROMPT, "--no-quantized"], ["bench/quality.py"]),
     ([PROMPT, "--model", "./nowhere"], ["nowhere"]), ([], ["prompt"]),
     ([PROMPT, "--image", "shapes.png"], ["demo", "can't see"]),
     ([PROMPT, "--image", "missing.png", "--model", "./nowhere"], ["missing.png", "no such file"]),
@@ -549,6 +527,6 @@ def test_command_with_pictures(tmp_path, capfd):
 def test_bad_input_is_one_line(args, words, tmp_path, capfd, monkeypatch):
     monkeypatch.chdir(tmp_path)
     shapes().save("shapes.png")
-    status, out, err = run_main(capfd, *args, "--no-quantized", main=qwen3_inspect.main)
+    status, out, err = run_main(capfd, *args, main=qwen3_inspect.main)
     assert status in (1, 2) and not out and [*tmp_path.iterdir()] == [tmp_path / "shapes.png"]
     assert_one_line(err, *words)

@@ -16,14 +16,13 @@ from make_random_model import make_random_model
 from oracle import oracle
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.page.contents import PageOptions, contents
-from qwen3_lib.page.page import html, pack
+from qwen3_lib.page.page import html
 from test_inspect import EVIL, NOISE, about, places, seeing, shapes, unpacked, weights  # noqa: F401 (a fixture)
 from test_qwen3_moe import MOE
 from test_qwen3_vision import CONFIGS, make_seeing
 
 SETTINGS = {"temperature": 1.2, "top_k": 40, "top_p": 0.95}
-WISH = PageOptions("The capital of France is", answer=AnswerOptions(max_new_tokens=10, seed=2, **SETTINGS),
-                   quantized=False, compare="What is 2 + 3?")
+WISH = PageOptions("The capital of France is", answer=AnswerOptions(max_new_tokens=10, seed=2, **SETTINGS))
 PIXEL = """([canvas, i, j]) => {
   const copy = new OffscreenCanvas(1, 1).getContext('2d', {willReadFrequently: true});
   copy.drawImage(document.querySelector(canvas), -j, -i);
@@ -39,13 +38,7 @@ def page_of(found, folder):
 
 @pytest.fixture(scope="module")
 def plain(demo, tmp_path_factory):
-    """A page with a panel on quantization that no numba is needed for."""
-    found, rng = contents(demo, WISH), np.random.default_rng(0)
-    n = len(found["tokens"]["ids"])
-    kl = {form: pack(rng.uniform(1e-5, 1e-2, n), "f4") for form in ("int8", "int4")}
-    answers = {"float32": ["a", "b", "c"], "int8": ["a", "b", "c"], "int4": ["a", "x"]}
-    panel = {"kl": kl, "answers": answers, "parts": {"int8": None, "int4": 1}}
-    return page_of(found | {"quantized": panel}, tmp_path_factory.mktemp("plain"))
+    return page_of(contents(demo, WISH), tmp_path_factory.mktemp("plain"))
 
 
 @pytest.fixture(scope="module")
@@ -277,52 +270,29 @@ def test_logit_lens(tab, plain, demo):
     assert corner["x"] == below["x"] > 0  # the first column stays, its head, too
 
 
-def test_choosing_computes_as_qwen3_does(tab, plain, truth):
-    """Many settings at many steps; at the borders of top-p and min-p, rounding may keep one candidate more or fewer."""
+def test_choosing(tab, plain):
+    """Each setting of each token; test_inspect.py compares the numbers."""
     held = plain[0]
-    rng, n, tokens = np.random.default_rng(0), held["about"]["n_prompt"], held["tokens"]["ids"]
-    assert len({*tokens[n:-1]}) < len(tokens[n:-1])  # a penalty counts how often
-    for _ in range(60):
-        step = int(rng.integers(len(held["choosing"]["steps"])))
-        settings = {name: rng.choice(values).item() for name, values in {
-            "temperature": [0, 0.3, 0.8, 1.5, 4], "top_k": [0, 1, 5, 40, 100], "top_p": [0.3, 0.5, 0.8, 0.95, 1],
-            "min_p": [0, 0.02, 0.2], "repetition_penalty": [0.7, 1, 1.3], "presence_penalty": [-1, 0, 1.5],
-            "frequency_penalty": [0, 1]}.items()}
-        sampling = qwen3.Sampling(**settings)
-        penalized = qwen3.penalize(truth.logits[n - 1 + step].astype(np.float32), sampling, tokens[:n],
-                                   tokens[n:n + step])
-        ids, p = qwen3.candidates(penalized, sampling) if sampling.temperature else ([penalized.argmax()], [1.0])
-        expected = dict(zip(map(int, ids), p))
-        found = tab.page.evaluate("([i, s]) => candidates(i, s).filter(each => !each.cut)", [step, settings])
-        probabilities = {each["id"]: each["p"] for each in found if each["id"] is not None}
-        unlikely = sum(each["n"] * each["p"] for each in found if each["id"] is None)
-        assert sum(probabilities.values()) + unlikely == pytest.approx(1, abs=1e-6)
-        differing = {*expected} ^ {*probabilities}
-        assert sum(expected.get(i, probabilities.get(i)) for i in differing) < 0.03 + unlikely * 1.2, settings
-        assert all(probabilities[i] == pytest.approx(expected[i], abs=0.03) for i in {*expected} & {*probabilities})
-
-
-def test_every_slider_of_choosing(tab, plain):
-    """The table shows what was computed; a slider changes the setting it names; a button brings back the run's."""
-    held = plain[0]
-    tab.slide("drawn", 1)
-    for name, value in {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0.05, "repetition_penalty": 1.2,
-                        "presence_penalty": 0.5, "frequency_penalty": -0.5}.items():
-        tab.slide(f"set-{name}", value)
-        assert tab.page.evaluate(f"state.{name}") == float(tab.text(f"#set-{name}-is")) == value
-        kept = tab.page.evaluate("candidates(state.drawn, state).filter(each => !each.cut)")
-        n_kept = sum(each["n"] for each in kept)
-        assert tab.text("#choice").startswith(f"{n_kept} of {held['about']['vocab_size']} tokens")
-        rows = tab.page.locator("#candidates tr:not(.cut) td:nth-child(4)").all_text_contents()[:12]
-        assert [percents(row)[0] for row in rows] == pytest.approx(
-            [each["n"] * each["p"] for each in kept[:len(rows)]], abs=6e-4)
-    for name in ("new-luck", "reset"):
-        tab.page.locator(f"#{name}").click()
     for i, step in enumerate(held["choosing"]["steps"]):
         tab.slide("drawn", i)
-        assert tab.page.evaluate("([i]) => first(candidates(i, choosing.settings)).id", [i]) == step["token"]
-        assert tab.text("#choice").endswith("is drawn, as in the run.")
-        assert tab.text("#candidates tr.lucky th").endswith(" ✓")
+        logits, shares, p = (unpacked(step[name]) for name in ("logits", "shares", "probabilities"))
+        for setting, words in enumerate(held["choosing"]["settings"]):
+            tab.slide("setting", setting)
+            assert tab.text("#setting-is") == words
+            drawn, was = (f"“{held['labels'][str(step['draws'][k])]}”" for k in (setting, 0))
+            said = f"{drawn} is drawn, as in the run." if drawn == was else f"{drawn} would be drawn; the run drew {was}."
+            kept = step["kept"][setting]
+            assert tab.text("#choice") == f"{kept} of {held['about']['vocab_size']} tokens stay. {said}"
+            assert tab.text("#candidates tr.lucky th").removesuffix(" ✓") == drawn
+            rows = tab.page.locator("#candidates tr").all()[1:]
+            likely = np.argsort(-logits[setting], kind="stable")[:12]
+            assert 12 <= len(rows) <= 14
+            for row, j in zip(rows, likely) if setting == i % len(held["choosing"]["settings"]) else ():
+                token, *numbers = row.locator("th, td").all_text_contents()
+                assert token.removesuffix(" ✓") == f"“{held['labels'][str(step['ids'][j])]}”"
+                assert float(numbers[0]) == pytest.approx(logits[setting, j], abs=6e-3)
+                assert percents("".join(numbers[1:])) == pytest.approx([p[j], shares[setting, j]], abs=6e-4)
+                assert ("cut" in row.get_attribute("class")) == (shares[setting, j] == 0)
 
 
 def test_the_source_is_a_click_away(tab, plain):
@@ -428,7 +398,7 @@ def test_looks_and_accessibility(browser, request, width, scheme, kind, screensh
 @pytest.mark.parametrize("evil", [EVIL, "&lt;b&gt; &amp; \u202e\u200b\x07 @@CONTENTS@@", "Donaudampfschiff" * 12,
                                   "法国的首都是哪里" * 5])
 def test_any_prompt_is_text(browser, tmp_path, demo, evil):
-    wish = PageOptions(evil, answer=AnswerOptions(max_new_tokens=3), quantized=False)
+    wish = PageOptions(evil, answer=AnswerOptions(max_new_tokens=3))
     tab = Tab(browser, page_of(contents(demo, wish), tmp_path)[1], 390)
     assert tab.text("#prompt") == evil and evil in tab.text("#wrapped")
     assert tab.page.locator("script").count() == 4 and tab.page.locator("img, main b").count() == 0
@@ -437,7 +407,7 @@ def test_any_prompt_is_text(browser, tmp_path, demo, evil):
     tab.close()
 
 
-SHORT = PageOptions("ab", raw=True, answer=AnswerOptions(max_new_tokens=2), quantized=False)
+SHORT = PageOptions("ab", raw=True, answer=AnswerOptions(max_new_tokens=2))
 ONE = BASE | {"num_attention_heads": 1, "num_key_value_heads": 1, "num_hidden_layers": 1, "eos_token_id": [1]}
 
 

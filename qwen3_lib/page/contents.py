@@ -5,11 +5,10 @@ import base64
 import copy
 import io
 import math
-import os
 import time
 import unicodedata
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from inspect import getsource
 from types import SimpleNamespace
 from typing import Any
@@ -23,7 +22,6 @@ from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, soft
 from qwen3_lib.generation.answer import inside_thought, last_turn
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.pictures import MARK
-from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.io.cores import in_threads
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.io.progress import progress
@@ -36,12 +34,13 @@ PREFILLS = 5  # passes of the prompt; the page shows their median
 READ = 2**26  # numbers that NumPy reads to show how fast memory is: 256 MB
 TOP = 5  # tokens in a cell of the logit lens
 HEAD_ROWS = 32  # positions whose logits are in memory together: 20 MB with a vocabulary of 151,936
-CANDIDATES = 512  # tokens of each step that the page knows one by one; a histogram shows the others
-BIN = 0.25  # width of the histogram's bars
+CANDIDATES = 12  # tokens of a step that the page shows with each setting
+VARIED = ({"temperature": 0}, {"temperature": 0.5}, {"temperature": 1}, {"temperature": 1.5}, {"temperature": 2},
+            {"top_k": 5}, {"top_p": 0.5}, {"top_p": 0.9}, {"min_p": 0.1}, {"repetition_penalty": 1.3},
+            {"presence_penalty": 1}, {"frequency_penalty": 1})  # beside those of the run; temperature 1 unless given
 ROPE_PAIRS = 8  # least number of RoPE's pairs in the page; all head_dim / 2 if there is room
 PICTURE = 32  # rows and columns in the picture of a state, at most
 REPEATED = 24  # random tokens, shown twice to find induction heads
-THOUGHT = 256  # longest answer with thinking and without, in tokens
 PAGE_ROOM = 12_000_000  # characters of base64 in a page; twice as many with pictures
 RULE = "for each token S ← exp(g) S, then S ← S + kᵀ β (v − k S); q S"
 FORMULAS = {
@@ -98,16 +97,12 @@ class PageOptions:
     raw: bool = False  # no chat template
     enable_thinking: bool | None = None
     answer: AnswerOptions = AnswerOptions()  # there may be room for fewer pixels than max_pixels
-    quantized: bool = True  # compare with int8 and int4
-    compare: str | None = None  # a question to answer with thinking and without
     images: Sequence[Any] = ()  # what the prompt is about: anything that picture_of takes
     sound: np.ndarray | None = None  # samples [n], to be written down; the prompt is then their context
 
     def __post_init__(self) -> None:
-        prompt = None if self.sound is not None else self.prompt
-        for name, text in (("the prompt", prompt), ("the question to compare", self.compare)):
-            if text is not None and not text.strip():
-                raise InputError(f"{name} is empty")
+        if self.sound is None and not self.prompt.strip():
+            raise InputError("the prompt is empty")
         if self.sound is not None and (self.raw or self.images or self.enable_thinking is not None):
             raise InputError("--sound goes without --raw, --image, --think and --no-think")
         if self.raw and (self.enable_thinking is not None or self.images):
@@ -152,12 +147,8 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
         "attention": attention_panel(recorder, whole, ids),
         "delta": delta_panel(recorder, whole) if recorder.linear else None,
         "lens": lens_panel(model, whole),
-        "choosing": choosing_panel(drawn, settings, ids[ids >= 0]),
+        "choosing": choosing_panel(drawn, settings, prompt),
         "cache": cache_panel(recorder, [*prefills, passes[0]], passes),
-        "quantized": quantized_panel(model, prompt, answer, logits, options.longest, settings, seed)
-        if options.quantized else "--no-quantized was given",
-        "thinking": thinking_panel(model, options.compare, seed) if options.compare is not None else
-        "--compare QUESTION computes it",
     }
     sizes = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rope_dim")
     return panels | {
@@ -202,8 +193,8 @@ def characters(config: Config, n: int, pairs: int) -> float:
 
 def ids_within(panels: dict[str, Any]) -> list[int]:
     """All token ids that panels show."""
-    found = [panels["tokens"]["ids"], panels["lens"]["ids"]["values"], *panels["choosing"]["ids"],
-             [step["token"] for step in panels["choosing"]["steps"]]]
+    found = [panels["tokens"]["ids"], panels["lens"]["ids"]["values"], *(
+        step["ids"] for step in panels["choosing"]["steps"])]
     return sorted({int(i) for ids in found for i in ids})
 
 
@@ -429,58 +420,56 @@ def lens_panel(model: Model, whole: RecordedPass) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A token, the logits [vocab_size] it was drawn from, and the random number of each token [vocab_size]."""
+    """A token, the logits [vocab_size] it was drawn from, and the state of the random numbers before."""
     token: int
     logits: np.ndarray
-    luck: np.ndarray
+    rng: np.random.Generator
 
 
 def answered(recorder: Recorder, prompt: list[int], limit: int, settings: Sampling,
              seed: int) -> tuple[list[Drawn], list[RecordedPass]]:
-    """generate, recorded -> (each token drawn, the passes); the last token may be an end of text.
-
-    The luck of a candidate is its random number in sample(). A token that was cut has no number in sample(); it gets
-    one here, because other settings in the page may keep it.
-    """
+    """generate, recorded -> (each token drawn, the passes); the last token may be an end of text."""
     drawn, answer, new = list[Drawn](), list[int](), prompt
-    rng, others, cache = np.random.default_rng(seed), np.random.default_rng(0), recorder.new_cache()
+    rng, cache = np.random.default_rng(seed), recorder.new_cache()
     for _ in progress(range(limit), "answering"):
         logits = recorder.forward(new, cache)
         check_finite(recorder.model, logits)
-        luck = others.standard_exponential(len(logits))
-        if settings.temperature > 0:
-            kept, _ = qwen3.candidates(qwen3.penalize(logits, settings, prompt, answer), settings)
-            luck[kept] = copy.deepcopy(rng).standard_exponential(len(kept))
+        before = copy.deepcopy(rng)
         new = [qwen3.sample(logits, settings, rng, prompt, answer)]
         answer += new
-        drawn.append(Drawn(new[0], logits, luck))
+        drawn.append(Drawn(new[0], logits, before))
         if new[0] in recorder.model.eos_token_ids:
             break
     return drawn, recorder.passes[-len(drawn):]
 
 
-def choosing_panel(drawn: list[Drawn], settings: Sampling, ids: np.ndarray) -> dict[str, Any]:
-    """The logits, minus the largest, and the luck of the likely candidates and of all tokens of the text; a histogram
-    of the other tokens, with the luck of each bar's first token to arrive."""
-    shown, logits_shown, lucks, steps = [], [], [], []
-    temperature = max(settings.temperature, 0.01)
-    for each in drawn:
-        below = each.logits - each.logits.max()
-        order = np.argsort(-below, kind="stable")
-        kept = np.zeros(len(below), bool)
-        kept[order[:CANDIDATES]] = kept[each.token] = True
-        kept[ids] = True  # penalties change the logits of the text's tokens
-        known, others = order[kept[order]], np.flatnonzero(~kept)
-        bins, which, counts = np.unique(np.floor(below[others] / BIN), return_inverse=True, return_counts=True)
-        middle = (bins + 0.5) * BIN
-        first = np.full(len(bins), np.inf)  # the luck that, in the middle of the bar, arrives at the same time
-        np.minimum.at(first, which, each.luck[others] * np.exp((middle[which] - below[others]) / temperature))
-        shown.append(known.tolist())
-        logits_shown.append(pack(below[known], "f4"))
-        lucks.append(pack(np.concatenate([each.luck[known], first]), "f4"))
-        steps.append({"token": each.token, "largest": float(each.logits.max()), "below": middle.tolist(),
-                      "counts": counts.tolist()})
-    return {"steps": steps, "ids": shown, "logits": logits_shown, "luck": lucks, "settings": asdict(settings)}
+def choosing_panel(drawn: list[Drawn], settings: Sampling, prompt: list[int]) -> dict[str, Any]:
+    """Of each token drawn, with the settings of the run and with each of VARIED: how many tokens stay, which one the
+    run's random numbers draw, and of the likeliest tokens logits after penalties and probabilities [n_settings, n]."""
+    all_settings = [settings, *(Sampling(1).updated(**each) for each in VARIED)]
+    answer, steps = list[int](), []
+    for each in progress(drawn, "choosing"):
+        logits = [qwen3.penalize(each.logits, how, prompt, answer) for how in all_settings]
+        kept = [qwen3.candidates(x, how) if how.temperature else ([x.argmax()], [1.0])
+                for x, how in zip(logits, all_settings)]
+        draws = [qwen3.sample(each.logits, how, copy.deepcopy(each.rng), prompt, answer) for how in all_settings]
+        top = min(CANDIDATES, len(each.logits))
+        ids = np.unique([*draws, *(i for x in logits for i in np.argpartition(-x, top - 1)[:top])])
+        shares = np.zeros((len(kept), len(each.logits)), np.float32)
+        for row, (those, p) in zip(shares, kept):
+            row[those] = p
+        steps.append({"draws": draws, "ids": ids.tolist(), "kept": [len(those) for those, _ in kept],
+                      "probabilities": pack(softmax(each.logits)[ids], "f4"), "shares": pack(shares[:, ids], "f4"),
+                      "logits": pack(np.stack(logits)[:, ids], "f4")})
+        answer.append(each.token)
+    return {"steps": steps, "settings": [f"as in the run: {as_options(settings)}", *map(as_options, all_settings[1:])]}
+
+
+def as_options(settings: Sampling) -> str:
+    """As options of the command: temperature 0.7, top-k 20; without those that are off."""
+    off = asdict(Sampling())
+    return ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in asdict(settings).items()
+                     if name == "temperature" or value != off[name])
 
 
 def cache_panel(recorder: Recorder, prefills: list[RecordedPass], passes: list[RecordedPass]) -> dict[str, Any]:
@@ -493,46 +482,3 @@ def cache_panel(recorder: Recorder, prefills: list[RecordedPass], passes: list[R
     return {"per_position": per_position, "states": states, "passes": [
         {"n": each.n, "seconds": time, "length": each.length, "capacity": each.capacity}
         for each, time in zip(passes, seconds)]}
-
-
-# ---- 8: quantization, and 9: thinking --------------------------------------------------------------------------------
-
-def quantized_panel(model: Model, prompt: list[int], answer: list[int], logits: np.ndarray, limit: int,
-                    settings: Sampling, seed: int) -> dict[str, Any] | str:
-    """KL of int8 and int4 from float32 after each token, in nats, and the answers; or why they are missing."""
-    try:
-        import qwen3_numba
-    except ImportError as error:
-        return brief(error)
-    plain, answers, kl = log_softmax(logits.astype(np.float64)), {"float32": answer}, {}
-    for quantize in ("int8", "int4"):
-        try:
-            engine = qwen3_numba.engine(quantize)(model.folder, model.config)
-            fast = replace(model, weights=engine.load_weights(model.folder, model.config), engine=engine)
-            answers[quantize] = list(qwen3.generate(fast, prompt, limit, seed, **asdict(settings)))
-        except InputError as error:  # weights beyond the format's range
-            return str(error)
-        other = qwen3.forward(fast, [*prompt, *answer], engine.new_cache(fast.config), all_logits=True)
-        kl[quantize] = pack((np.exp(plain) * (plain - log_softmax(other.astype(np.float64)))).sum(axis=-1), "f4")
-    return {"kl": kl, "answers": {quantize: [label(model.tokenizer.token_bytes(i)) for i in each]
-                                  for quantize, each in answers.items()},
-            "parts": {quantize: parting(answer, answers[quantize]) for quantize in kl}}
-
-
-def parting(a: list[int], b: list[int]) -> int | None:
-    """The index of the first token that differs, or None if all are equal."""
-    return None if a == b else len(os.path.commonprefix([a, b]))
-
-
-def thinking_panel(model: Model, question: str, seed: int) -> dict[str, Any]:
-    """The answers to the same question with thinking and without: text, tokens, seconds."""
-    sides = []
-    for flag in (True, False):
-        reply = qwen3.chat(model, question, enable_thinking=flag, max_new_tokens=THOUGHT, seed=seed)
-        for _ in progress(reply, "with thinking" if flag else "without thinking", total=THOUGHT):
-            pass
-        answer = reply.answer
-        sides.append({"thinking": flag, "reasoning": answer.reasoning or "", "content": answer.content.strip(),
-                      "tokens": len(reply.token_ids), "seconds": reply.times[-1] - reply.times[0],
-                      "finish_reason": reply.finish_reason})
-    return {"question": question, "sides": sides}

@@ -1,9 +1,8 @@
 "use strict";
-/* The page's program. The numbers come from qwen3.py; what the sliders change is computed here, by the same formulas.
-   Texts become text nodes, never markup. */
+/* The page's program. The numbers come from qwen3.py. Texts become text nodes, never markup. */
 
 const page = JSON.parse(document.getElementById("contents").textContent);
-const {about, labels, tokens, way, attention, delta, lens, choosing, cache, quantized, thinking} = page;
+const {about, labels, tokens, way, attention, delta, lens, choosing, cache} = page;
 const nTokens = tokens.ids.length, runs = runsOf(tokens.ids, page.pictures);
 
 // ---------------------------------------------------------------------------------------------------------------------
@@ -65,7 +64,7 @@ function amount(value, unit) {
 const words = range(nTokens).slice(about.n_prompt).filter(i => /^(?!<.*>$).*[\p{L}\p{N}]/u.test(labels[tokens.ids[i]]));
 const state = {token: words[0] ?? about.n_prompt - 1, step: way.steps.findIndex(step => step.weight === "o_proj"), layer: 0,
                head: 0, key: 0, pair: 0, net: 0, netHead: 0, lens: about.num_hidden_layers,
-               drawn: 0, pass: 0, luck: 0, ...choosing.settings};
+               drawn: 0, pass: 0, setting: 0};
 const views = [];
 
 function change(changes) {
@@ -499,114 +498,28 @@ function drawLens() {
 // 6: choosing
 // ---------------------------------------------------------------------------------------------------------------------
 
-const SETTINGS = {  // name of the setting -> [title, from, to, step]
-  temperature: ["Temperature", 0, 2, 0.05], top_k: ["Top-k", 0, 100, 1], top_p: ["Top-p", 0.01, 1, 0.01],
-  min_p: ["Min-p", 0, 1, 0.01], repetition_penalty: ["Repetition penalty", 0.5, 2, 0.05],
-  presence_penalty: ["Presence penalty", -2, 2, 0.1], frequency_penalty: ["Frequency penalty", -2, 2, 0.1]};
-
-/** The logit of a token after the penalties; the same formula as penalize() of qwen3.py. */
-function penalized(logit, id, i, s) {
-  const prompt = tokens.ids.slice(0, about.n_prompt), answer = tokens.ids.slice(about.n_prompt, about.n_prompt + i);
-  const count = answer.filter(each => each === id).length;
-  if (count || prompt.includes(id)) logit = logit > 0 ? logit / s.repetition_penalty : logit * s.repetition_penalty;
-  return logit - s.presence_penalty * (count > 0) - s.frequency_penalty * count;
-}
-
-/** The candidates of the i-th step with the settings s, the most likely first; the same as candidates() of qwen3.py.
-    A candidate is {id, n, logit, model, p, luck, cut}; without an id, it stands for n unlikely tokens. */
-function candidates(i, s) {
-  const step = choosing.steps[i], below = unpack(choosing.logits[i]).values;
-  const all = choosing.ids[i].map((id, j) => ({id, n: 1, raw: step.largest + below[j]}));
-  all.push(...step.below.map((x, j) => ({id: null, n: step.counts[j], raw: step.largest + x})));
-  const lucks = newLuck ? newLuck[i] : unpack(choosing.luck[i]).values;
-  all.forEach((each, j) => each.luck = lucks[j]);
-  const whole = sum(all.map(each => each.n * Math.exp(each.raw - step.largest)));
-  for (const each of all) {
-    each.model = Math.exp(each.raw - step.largest) / whole;
-    each.logit = each.id === null ? each.raw : penalized(each.raw, each.id, i, s);
-    each.cut = "";
-  }
-  all.sort((a, b) => b.logit - a.logit);
-  const largest = all[0].logit, x = each => (each.logit - largest) / s.temperature;
-  if (s.temperature === 0) {
-    for (const each of all.slice(1)) each.cut = "temperature";
-    all[0].p = 1;
-    return all;
-  }
-  let kept = all, seen = 0;
-  const cutAll = (name, isCut) => {
-    for (const each of kept) if (isCut(each)) each.cut = name;
-    kept = kept.filter(each => !each.cut);
-  };
-  if (s.top_k > 0) {
-    let last = all[0].logit;  // the logit of the k-th candidate; its equals stay, too
-    for (const each of all) if (seen < s.top_k) { seen += each.n; last = each.logit; }
-    cutAll("top-k", each => each.logit < last);
-  }
-  if (s.top_p < 1) {
-    const total = sum(kept.map(each => each.n * Math.exp(x(each))));
-    let before = 0;
-    cutAll("top-p", each => {
-      const cut = before / total >= s.top_p && each !== kept[0];
-      before += each.n * Math.exp(x(each));
-      return cut;
-    });
-  }
-  if (s.min_p > 0) cutAll("min-p", each => x(each) < Math.log(s.min_p));
-  const total = sum(kept.map(each => each.n * Math.exp(x(each))));
-  for (const each of all) each.p = each.cut ? 0 : Math.exp(x(each)) / total;
-  return all;
-}
-
-/** When a candidate arrives in the race of sample() of qwen3.py: the likelier a token, the sooner on average. */
-const arrival = each => each.cut ? Infinity : each.luck / each.p;
-const first = all => all.reduce((a, b) => arrival(b) < arrival(a) ? b : a);
-
-let newLuck = null;  // of each step's candidates, once the button has drawn it; before, the run's
-
-function drawLuck() {
-  newLuck = choosing.steps.map((step, i) => [...choosing.ids[i].map(() => 1), ...step.counts].map(
-    n => -Math.log(1 - Math.random()) / n));  // the first of n to arrive
-  change({luck: state.luck + 1});
-}
-
 function drawChoosing() {
-  const sure = range(choosing.steps.length).map(i => Math.max(...candidates(i, state).map(
-    each => each.id === null ? 0 : each.model)));
+  const steps = choosing.steps.map(({probabilities, logits, shares, ...step}) => ({
+    ...step, probabilities: unpack(probabilities).values, logits: unpack(logits), shares: unpack(shares)}));
+  const sure = steps.map(step => Math.max(...step.probabilities));
   state.drawn = sure.indexOf(Math.min(...sure));
-  slider("drawn", "drawn", choosing.steps.length - 1, i => `${i} ${quoted(choosing.steps[i].token)}`);
-  for (const [name, [title, from, to, step]] of Object.entries(SETTINGS)) {
-    const id = `set-${name}`;
-    byId("settings").append(make("label", {className: "slider"}, `${title} `, make("input", {type: "range", id}),
-                                 make("output", {id: `${id}-is`})));
-    slider(id, name, Math.max(to, state[name]), value => name === "top_k" && value === 0 ? "off" : `${value}`,
-           Math.min(from, state[name]), step);
-  }
-  byId("new-luck").addEventListener("click", drawLuck);
-  byId("reset").addEventListener("click", () => {
-    newLuck = null;
-    change({...choosing.settings, luck: 0});
-  });
-  view(["drawn", "luck", ...Object.keys(SETTINGS)], () => {
-    const all = candidates(state.drawn, state), was = choosing.steps[state.drawn].token, winner = first(all);
-    const name = each => each.id === null ? `${each.n} unlikely tokens` : quoted(each.id);
-    const kept = all.filter(each => !each.cut);
-    const luck = state.temperature === 0 ? "Temperature 0 takes the most likely token without a race:" :
-      `With ${newLuck ? "new random numbers" : "the random numbers of the run"},`;
-    byId("choice").textContent = `${sum(kept.map(each => each.n))} of ${about.vocab_size} tokens stay. ` +
-      `${luck} ${winner.id === null ? "one of " : ""}${name(winner)} ` +
-      (winner.id === was ? "is drawn, as in the run." : `would be drawn; the run drew ${quoted(was)}.`);
+  slider("drawn", "drawn", steps.length - 1, i => `${i} ${quoted(steps[i].draws[0])}`);
+  slider("setting", "setting", choosing.settings.length - 1, i => choosing.settings[i]);
+  view(["drawn", "setting"], () => {
+    const {setting} = state, {ids, draws, kept, probabilities, logits, shares} = steps[state.drawn];
+    const [was] = draws, winner = draws[setting], logit = i => item(logits, setting, i);
+    byId("choice").textContent = `${kept[setting]} of ${about.vocab_size} tokens stay. ${quoted(winner)} ` +
+      (winner === was ? "is drawn, as in the run." : `would be drawn; the run drew ${quoted(was)}.`);
     const bar = p => shaded(make("td", {className: "bar"}, percent(p)), p);
-    const row = each => make(
-      "tr", {className: `${each.cut ? "cut" : ""} ${each === winner ? "lucky" : ""}`}, make(
-        "th", {scope: "row"}, name(each) + (each.id === was ? " ✓" : "")), make("td", {}, each.logit.toFixed(2)),
-      bar(each.n * each.model), bar(each.n * (each.p || 0)),
-      make("td", {}, each.cut ? each.cut : state.temperature === 0 ? "–" : arrival(each).toPrecision(3)));
-    const shown = new Set([...all.filter(each => each.id !== null).slice(0, 12), winner,
-                           ...all.filter(each => each.id === was)]);
+    const row = i => make(
+      "tr", {className: `${item(shares, setting, i) ? "" : "cut"} ${ids[i] === winner ? "lucky" : ""}`},
+      make("th", {scope: "row"}, quoted(ids[i]) + (ids[i] === was ? " ✓" : "")), make("td", {}, logit(i).toFixed(2)),
+      bar(probabilities[i]), bar(item(shares, setting, i)));
+    const likely = range(ids.length).sort((a, b) => logit(b) - logit(a));
     byId("candidates").replaceChildren(
-      make("tr", {}, ...["token", "logit", "probability", "with settings", "arrives after, or cut by"].map(
-        title => make("th", {scope: "col"}, title))), ...[...shown].map(row));
+      make("tr", {}, ...["token", "logit", "probability", "with settings"].map(
+        title => make("th", {scope: "col"}, title))),
+      ...likely.filter((i, place) => place < 12 || ids[i] === winner || ids[i] === was).map(row));
   });
 }
 
@@ -636,49 +549,6 @@ function drawCache() {
   view(["pass"], () => show([all, decode, passes.map(pass => held(pass.capacity))], state.pass));
 }
 
-// ---------------------------------------------------------------------------------------------------------------------
-// 8: quantization, and 9: thinking
-// ---------------------------------------------------------------------------------------------------------------------
-
-function drawQuantized() {
-  if (typeof quantized === "string") {
-    byId("kl-panel").replaceChildren(make("p", {}, `Not computed: ${quantized}`));
-    return;
-  }
-  const kl = Object.entries(quantized.kl).map(([form, packed]) => [form, [...unpack(packed).values]]);
-  const show = chart(
-    "kl", places(nTokens), [{stroke: "link"}, {stroke: "map"}], i => `Token ${tokenName(i)}: ` + kl.map(
-      ([form, values]) => `${form} ${short(values[i])}, mean ${short(sum(values) / nTokens)}`).join("; "),
-    token => change({token}), {
-      bars: false, scale: {distr: 3, range: (plot, least, most) => [1e-6, Math.max(1, most)]},
-      y: {splits: () => [1e-6, 1e-4, 0.01, 1], values: () => ["10⁻⁶", "10⁻⁴", "0.01", "1"]}});
-  slider("kl-token", "token", nTokens - 1, tokenName);
-  view(["token"], () => show(kl.map(([, values]) => values), state.token));
-  for (const [form, answer] of Object.entries(quantized.answers)) {
-    const parts = quantized.parts[form] ?? null;
-    const marked = answer.map((label, i) => make("span", {
-      className: `piece ${parts !== null && i >= parts ? "parted" : "same"}`}, label));
-    byId("quantized-answers").append(make("h3", {}, form === "float32" ? "float32 answers" : parts === null ?
-      `${form} gives the same answer` : `${form} differs from token ${parts} of the answer on`),
-      make("div", {className: "pieces"}, ...marked));
-  }
-}
-
-function drawThinking() {
-  if (typeof thinking === "string") {
-    byId("thinking-says").textContent = `Not computed: ${thinking}`;
-    return;
-  }
-  byId("thinking-says").textContent = `The model answers the same question twice: ${thinking.question} Compare the ` +
-    "time and the answers.";
-  byId("sides").append(...thinking.sides.map(side => make(
-    "div", {}, make("h3", {}, side.thinking ? "With thinking" : "Without"),
-    make("p", {className: "axis"}, `${side.tokens} tokens in ${amount(side.seconds, "s")}` +
-      (side.finish_reason === "length" ? ", then cut off" : "")),
-    make("pre", {className: "reasoning", tabIndex: 0}, side.reasoning || "(no thought)"),
-    make("p", {className: "answer"}, side.content || "(no answer)"))));
-}
-
 drawHead();
 drawTokens();
 drawWay();
@@ -687,6 +557,4 @@ if (delta) drawDelta();
 drawLens();
 drawChoosing();
 drawCache();
-drawQuantized();
-drawThinking();
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", event => change({scheme: event.matches}));

@@ -3,6 +3,7 @@ import io
 import json
 import os
 import random
+import resource
 import signal
 import sys
 
@@ -13,7 +14,7 @@ import qwen3
 import qwen3_asr
 from configs import ROOT, asr_config
 from hearing import make_hearing, voice, wav_of
-from helpers import assert_one_line, forked, run_main, works_or_refused
+from helpers import assert_one_line, forked, run_forked, run_main, works_or_refused
 from qwen3_asr import transcribe
 from qwen3_lib.app import speech
 from qwen3_lib.app.subtitles import cues
@@ -21,6 +22,7 @@ from qwen3_lib.generation.aligner import Word
 from qwen3_lib.generation.processors import StopLoops
 from qwen3_lib.generation.transcript import Part, joined_text
 
+NAN = wav_of(np.full((16_000, 1), np.nan, "<f4"), encoding=3)
 VOICE = wav_of(np.round(voice(640_000) * 2**15).astype("<i2")[:, None])  # 40 seconds
 
 
@@ -108,6 +110,7 @@ def test_progress_stays_on_the_terminal(path, parts, sound, capfd, monkeypatch):
     """While a part is heard, the screen shows how much was heard before, and the end of its text."""
     screen, real, seen = Screen(), qwen3_asr.Sounds.hear, []
     monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr("tqdm.std.time", lambda: 1e9)  # else it depends on the machine's speed what tqdm draws
     monkeypatch.setattr(qwen3_asr.Sounds, "hear", lambda *given: seen.append(screen.line()) or real(*given))
     assert hear(capfd, path, *COMMAND, sound, "--out", "a.txt")[0] == 0
     assert len(seen) == 3
@@ -140,7 +143,7 @@ def test_a_circle_ends_its_part_and_the_next_one_goes_on(path, sound, capfd, mon
     (("there.wav", "--format", "txt"), 1, "there.txt: exists already"),
     (("cut.wav", "none.wav"), 1, "cut.wav: cut short"),
     (("a.wav", "a.mp3", "--format", "srt"), 1, "a.srt: would be the text of two sounds"),
-    (("a.wav", "--out", "./a.wav", "--format", "txt", "--overwrite"), 1, "a.wav: is a sound"),
+    (("a.wav", "--out", "./a.wav", "--format", "txt", "--overwrite"), 1, "a.wav: is the sound itself"),
     (("a.wav", "--out", "a.txt", "--json"), 2, "--json does not go with --out"),
     (("a.wav", "--out", "a.txt", "--timestamps"), 2, "--timestamps does not go with --out"),
     (("a.wav", "--initial_prompt", "Ada"), 2, "it is called --context"), (("a.wav", "--prompt", "x"), 2, "--context"),
@@ -160,13 +163,17 @@ def test_what_the_command_refuses(sound, capfd, monkeypatch, arguments, status, 
     assert open("there.txt").read() == "mine" and open("a.wav", "rb").read() == VOICE
 
 
-def test_a_model_must_be_named_and_hear(sound, capfd, monkeypatch):
+def test_a_model_must_be_named_and_hear(path, sound, capfd, monkeypatch):
     monkeypatch.delenv("QWEN3_MODEL", raising=False)
     status, _, err = run_main(capfd, sound, main=qwen3_asr.main)
     assert status == 1
     assert_one_line(err, "--model Qwen/Qwen3-ASR-0.6B", "Qwen/Qwen3-ASR-1.7B")
-    status, _, err = hear(capfd, ROOT / "demo", sound)
-    assert status == 1 and "can't hear" in err
+    status, _, err = hear(capfd, path, sound, "--out", "a.txt", "--context", "Ada " * 9000)
+    assert status == 1 and "context" in err and os.listdir() == ["a.wav"]
+    with open("a.txt", "w") as file:
+        file.write("mine")
+    status, _, err = hear(capfd, ROOT / "demo", sound, "--out", "a.txt", "--overwrite")
+    assert status == 1 and "can't hear" in err and sorted(os.listdir()) == ["a.txt", "a.wav"] and read("a.txt") == "mine"
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------
@@ -252,7 +259,7 @@ def test_another_command_after_the_output_was_deleted_starts_anew(path, parts, s
 
 def test_a_file_beside_each_sound(path, parts, sound, capfd, monkeypatch):
     """Of a damaged sound the others aren't held up; a command that was stopped goes on where it was."""
-    for name, data in (("b.wav", VOICE), ("cut.wav", VOICE[:999]), ("c.WAV", VOICE)):
+    for name, data in (("b.wav", VOICE), ("cut.wav", VOICE[:999]), ("c.WAV", VOICE), ("nan.wav", NAN)):
         with open(name, "wb") as file:
             file.write(data)
     command = (*COMMAND, sound, "b.wav", "c.WAV", "--format", "txt")
@@ -266,20 +273,24 @@ def test_a_file_beside_each_sound(path, parts, sound, capfd, monkeypatch):
 
     monkeypatch.setattr(speech.Output, "add", add)
     assert hear(capfd, path, *command)[0] == 130
-    assert {*os.listdir()} == {"a.wav", "b.wav", "c.WAV", "cut.wav", "a.txt", "a.txt.job", "b.txt", "b.txt.job"}
+    names = {"a.wav", "b.wav", "c.WAV", "cut.wav", "nan.wav", "a.txt", "b.txt"}
+    assert {*os.listdir()} == names | {"a.txt.job", "b.txt.job"}
     assert hear(capfd, path, *command)[0] == 0 and written == ["a.txt"] * 3 + ["b.txt"] * 3 + ["c.txt"] * 3
-    names = {"a.wav", "b.wav", "c.WAV", "cut.wav", "a.txt", "b.txt", "c.txt"}
+    names |= {"c.txt"}
     assert {*os.listdir()} == names and {read(f"{name}.txt") for name in "abc"} == {FORMS["txt"](parts)}
     status, out, err = hear(capfd, path, *COMMAND, "cut.wav", sound, "--format", "srt")
     assert (status, out) == (1, "") and {*os.listdir()} == names | {"a.srt"} and read("a.srt") == FORMS["srt"](parts)
     assert_one_line(err.splitlines()[0], "cut.wav: cut short")
+    status, _, err = hear(capfd, path, *COMMAND, "nan.wav", "b.wav", "--format", "srt")  # found when it is heard
+    assert status == 1 and "nan.wav: the sound has samples that are no" in err and read("b.srt") == FORMS["srt"](parts)
+    assert {*os.listdir()} == names | {"a.srt", "b.srt", "b.srt.job"}
     assert hear(capfd, path, *COMMAND, "-", "--format", "srt", stdin=VOICE)[:2] == (0, FORMS["srt"](parts))
 
 
 def test_words_on_the_command_line(path, sound, capfd, tmp_path_factory, monkeypatch):
     """In JSON; the subtitles of a stopped job go on with them."""
     aligner = make_hearing(asr_config("0.6B", n_classes=60), tmp_path_factory.mktemp("aligner"))
-    options = ("--language", "en", "--words", "--aligner", aligner, "--max-tokens", 60, "--part", 20, sound)
+    options = ("--language", "en", "--words", "--aligner", aligner, "--max-tokens", 60, sound, "--part", 20)
     parts = json.loads(hear(capfd, path, *options, "--json")[1])["parts"]
     assert all(len(part["words"]) > 1 and {*part["words"][0]} == {"text", "start", "end"} for part in parts)
     assert all("".join(word["text"] for word in part["words"]) == part["text"] for part in parts)
@@ -288,8 +299,11 @@ def test_words_on_the_command_line(path, sound, capfd, tmp_path_factory, monkeyp
     monkeypatch.setattr(speech.Output, "add", original)
     status, _, err = hear(capfd, path, *options, "--out", "a.srt")
     assert status == 0 and "share of the characters" not in err
-    assert read("a.srt") == FORMS["srt"]([Part(**part | {"words": tuple(Word(**word) for word in part["words"])})
-                                          for part in parts])
+    parts = [Part(**part | {"words": tuple(Word(**word) for word in part["words"])}) for part in parts]
+    assert read("a.srt") == FORMS["srt"](parts)
+    printed = hear(capfd, path, *options[:-2], "--timestamps")[1]
+    assert printed == "".join(f"[{clock(start, '.')} --> {clock(end, '.')}] {text}\n"
+                              for part in parts for start, end, text in cues([part]))
 
 
 # ---- Whatever stops it -----------------------------------------------------------------------------------------------
@@ -311,7 +325,7 @@ def test_killed_at_each_step(path, parts, sound, capfd, point):
 
         if forked(work) == 0:
             break
-        before = sum(b"n_tokens" in line for line in open("a.vtt.job", "rb")) if os.path.exists("a.vtt") else 0
+        before = sum(b"n_tokens" in line for line in open("a.vtt.job", "rb"))
         assert {*os.listdir()} <= {"a.wav", "a.vtt", "a.vtt.job", "a.vtt.job.tmp"}
         heard, real = [], qwen3_asr.Sounds.hear
         with pytest.MonkeyPatch.context() as patch:
@@ -321,6 +335,24 @@ def test_killed_at_each_step(path, parts, sound, capfd, point):
         assert sorted(os.listdir()) == ["a.vtt", "a.wav"]
         os.unlink("a.vtt")
     assert death > 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+def test_a_full_disk(path, parts, sound):
+    """Again and again: the line says that the same command goes on, once there is a part, and it does."""
+    heard = 0
+    for limit in range(300, 3000, 150):
+        def main(args, limit=limit):
+            resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+            return qwen3_asr.main(args)
+
+        found = run_forked(main, "--model", path, *COMMAND, sound, "--out", "a.vtt", "--no-fast")
+        if not found.returncode:
+            break
+        heard = max(heard, open("a.vtt.job").read().count("n_tokens") if os.path.exists("a.vtt.job") else 0)
+        assert_one_line(found.stderr.decode().splitlines()[-1], "a.vtt: cannot be written: File too large",
+                        *["; the same command goes on from there"] * (heard > 0))
+    assert limit > 300 and heard and read("a.vtt") == FORMS["vtt"](parts) and sorted(os.listdir()) == ["a.vtt", "a.wav"]
 
 
 def test_a_second_command_at_the_same_time_is_refused(path, sound, capfd):
@@ -343,7 +375,17 @@ def test_a_damaged_job(sound, monkeypatch):
             output.add(part)
     with open("a.txt.job", "rb") as file:
         whole = file.read()
-    went_on = set()
+    went_on, lines = set(), whole.splitlines(keepends=True)
+    for i in range(len(lines) - 5, len(lines) + 1):  # a line that doesn't belong there
+        with open("a.txt.job", "wb") as file:
+            file.writelines([*lines[:i], b"\n", *lines[i:]])
+        for more in ((), parts[i + 5 - len(lines):]):
+            with speech.Output("a.txt", "txt", about, False, None) as output:
+                assert output.parts == parts[:i + 5 - len(lines)]
+                for part in more:
+                    output.add(part)
+        with speech.Output("a.txt", "txt", about, False, None) as output:
+            assert output.parts == parts
     for _ in range(300 * int(os.environ.get("FUZZ", 1))):
         data = bytearray(whole[:rng.randrange(len(whole)) if rng.random() < 0.2 else None])
         for _ in range(rng.randint(0, 2)):

@@ -58,6 +58,11 @@ class Journal:
         """How much is done, for people; "" for nothing."""
         raise NotImplementedError
 
+    @property
+    def way_on(self) -> str:
+        """What to tell a user whose job ends too early."""
+        return f"; done: {self.so_far}; the same command goes on from there" if self.so_far else ""
+
     def take(self, line: bytes) -> bool:
         """Takes a line that an earlier run has written; False if it is no whole result: then it is removed."""
         raise NotImplementedError
@@ -68,8 +73,7 @@ class Journal:
         try:
             yield
         except OSError as error:
-            done = f"; done: {self.so_far}; the same command goes on from there" if self.so_far else ""
-            raise InputError(f"{self.name}: cannot be written: {error.strerror or error}{done}") from error
+            raise InputError(f"{self.name}: cannot be written: {error.strerror or error}{self.way_on}") from error
 
     def _take_lock(self) -> None:
         if fcntl is not None:
@@ -153,8 +157,10 @@ class Journal:
             self.sync()
         finally:
             self.close()
-        if kind is KeyboardInterrupt:
-            note(f"{self.name}: done: {self.so_far or 'nothing'}; the same command goes on from there")
+        if self.below and not is_written(self.path):  # nothing to go on with
+            self.forget()
+        if kind is KeyboardInterrupt and self.so_far:
+            note(f"{self.name}: {self.way_on.removeprefix('; ')}")
 
 
 def write_all(file: BinaryIO, data: bytes) -> None:

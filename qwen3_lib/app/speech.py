@@ -17,7 +17,7 @@ from html import escape
 from typing import Any
 
 from qwen3 import Model, checked_whole
-from qwen3_asr import LANGUAGES, language_named
+from qwen3_asr import LANGUAGES, language_named, sounds_of
 from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.journal import Journal, check_output
@@ -109,8 +109,6 @@ class Output(Journal):
         """`seconds`: of the whole sound, where known."""
         self.form, self.seconds, self.parts = form, seconds, list[Part]()
         super().__init__(name, about, overwrite)
-        if not self.parts:
-            self.show()
 
     @property
     def so_far(self) -> str:
@@ -124,14 +122,14 @@ class Output(Journal):
 
     def add(self, part: Part) -> None:
         """Writes a part: into the file first, so that it has all parts of the journal."""
-        self.parts.append(part)
-        self.show()
+        text = (file_text([*self.parts, part], self.form) or "\n").encode("utf-8", "replace")  # never an empty file
+        try:
+            write_whole(self.path, lambda file: file.write(text), alone=True)
+        except InputError as error:
+            raise InputError(f"{error}{self.way_on}") from error
         self.append(asdict(part))
         self.sync()
-
-    def show(self) -> None:
-        text = (file_text(self.parts, self.form) or "\n").encode("utf-8", "replace")  # an empty file is nobody's
-        write_whole(self.path, lambda file: file.write(text), alone=True)
+        self.parts.append(part)
 
 
 def part_in(line: bytes, start: float) -> Part | None:
@@ -182,7 +180,7 @@ def check_task(args: argparse.Namespace, task: Task) -> Task:
     next(open_sound(task.source).blocks, None)
     if task.output is not None:
         if os.path.realpath(task.output) in map(os.path.realpath, args.sounds):
-            raise InputError(f"{task.output}: is a sound, and stays one")
+            raise InputError(f"{task.output}: is the sound itself; give another --out")
         check_output(task.output, args.overwrite, Output.way_out)
         check_place(task.output)
     return task
@@ -206,14 +204,14 @@ def hear_sounds(args: argparse.Namespace) -> int:
                          "Qwen/Qwen3-ASR-1.7B (4.7 GB)")
     form = args.format or ("" if args.out in (None, "-") else output_form(args.out))
     in_cues = (args.timestamps or form in ("srt", "vtt")) and not args.words
-    usual = SUBTITLE if in_cues else LONGEST_PART
+    usual = SUBTITLE if in_cues or args.timestamps else LONGEST_PART
     longest = checked_part("--part", usual if args.part is None else args.part, args.words)
     language_named(args.language)
     if args.max_tokens is not None:
         checked_whole("--max-tokens", args.max_tokens, 1)
     if not (tasks := [*possible(lambda task: check_task(args, task), tasks_of(args))]):
         return 1
-    model = load_main(args)
+    sounds_of(model := load_main(args))
     wanted = argparse.Namespace(**vars(args) | {"model": args.aligner or ALIGNER, "adapter": None})
     words: Any = load_main(wanted) if args.words else False
 
@@ -244,7 +242,8 @@ def possible(work: Callable[[Task], Any], tasks: list[Task]) -> Iterator[Any]:
         except InputError as error:
             if len(tasks) == 1 or isinstance(error, OutputError):
                 raise
-            note(str(error))
+            named = {task.name, task.output or task.name}
+            note(f"{error}" if any(name in str(error) for name in named) else f"{task.name}: {error}")
 
 
 def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output | None, form: str,

@@ -3,11 +3,11 @@ import contextlib
 import copy
 import dataclasses
 import enum
+import itertools
 import json
 import os
-import resource
+import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Literal
@@ -26,6 +26,7 @@ from qwen3_lib.generation.prepare import prepared
 from qwen3_lib.server import vetting
 from qwen3_lib.generation.schema import grammar_of, lark, parsed, regex, type_adapter
 from qwen3_lib.generation.batch import Batch
+from serving import until
 
 
 class Size(enum.Enum):
@@ -213,24 +214,136 @@ def test_what_llguidance_would_take_for_something_else_is_refused_by_name(demo, 
     assert_one_line(message_of(ask), words)
 
 
-# ---- Strangers' schemas: the server tries each in a child first ------------------------------------------------------
+# ---- Strangers' schemas: the server compiles and follows each in a process of its own --------------------------------
+
+@pytest.fixture(scope="module")
+def grammars():
+    """The processes for grammars of a model with the demo's tokenizer."""
+    grammars = vetting.Grammars()
+    yield grammars
+    grammars.close()
+
+
+@pytest.fixture(scope="module")
+def talkers_grammars():
+    """The same for the talker's tokenizer."""
+    grammars = vetting.Grammars()
+    yield grammars
+    grammars.close()
+
+
+def elsewhere(grammars, model, schema):
+    grammar = grammar_of(schema)
+    return grammar._replace(matchers=grammars.matchers(model, grammar.text))
+
 
 @pytest.mark.parametrize("grammar", [
     {"const": -2**63},
-    {"$ref": "#/$defs/0", "$defs": {f"{i}": {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(5000)}},
-    "\n".join(["start: a0", *(f"a{i}: a{i + 1}" for i in range(5000)), 'a5000: "x"'])])
-def test_a_grammar_that_ends_its_process_is_refused_in_one_line(grammar):
+    {"$ref": "#/$defs/0", "$defs": {f"{i}": {"items": {"$ref": f"#/$defs/{i + 1}"}} for i in range(50_000)}},
+    "\n".join(["start: a0", *(f"a{i}: a{i + 1}" for i in range(50_000)), 'a50000: "x"']),
+    "start: r0+\n" + "\n".join(f'r{i}: {"|".join(f"r{j} r{i}" for j in range(i + 1, 800))} | "a"' for i in range(800))])
+def test_a_grammar_that_ends_its_process_is_refused_in_one_line(demo, grammars, grammar):
     kind = "lark_grammar" if isinstance(grammar, str) else "json_schema"
-    assert_one_line(message_of(vetting.check, json.dumps({"grammars": [{kind: grammar}]})), "nested too deeply")
+    text = json.dumps({"grammars": [{kind: grammar}]})
+    assert_one_line(message_of(grammars.matchers, demo, text), "the schema can't be used")
 
 
-def test_a_grammar_that_was_compiled_once_needs_no_second_process(monkeypatch):
+def test_a_grammar_that_was_compiled_once_needs_no_second_process(demo, grammars):
     once, twice = (grammar_of({"enum": [word]}).text for word in ("once", "twice"))
-    vetting.check(once)
-    monkeypatch.setattr(vetting.sys, "executable", "/nowhere")
-    vetting.check(once)
-    with pytest.raises(FileNotFoundError):
-        vetting.check(twice)
+    assert grammars.matchers(demo, once) is grammars.matchers(demo, once) is not grammars.matchers(demo, twice)
+
+
+on_linux = pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="asks /proc about processes")
+
+
+@on_linux
+def test_processes_that_have_ended_are_started_again(demo, grammars):
+    for pids_of in (children, lambda pid: [pid]):
+        pids = pids_of(grammars.process.pid)
+        for pid in pids:
+            os.kill(pid, signal.SIGKILL)
+        gone = pids_of is not children
+        until(lambda: not {*pids} & {*children(grammars.process.pid)} and grammars.conn.poll() == gone)
+        answer = chat(demo, FRANCE, schema=elsewhere(grammars, demo, {"enum": ["Paris"]}), enable_thinking=False)
+        assert answer.finish().text == '"Paris"'
+
+
+def children(pid):
+    """The numbers of a process's children, without those that have ended."""
+    file = Path(f"/proc/{pid}/task/{pid}/children")
+    return [*map(int, file.read_text().split())] if file.exists() else []
+
+
+@on_linux
+def test_processes_of_answers_end_with_them(demo, grammars):
+    batch, schema = Batch(demo, 4, 100), elsewhere(grammars, demo, {"enum": ["Paris", "Rome"]})
+    keeper = next(pid for pid in children(grammars.process.pid) if not children(pid))
+    for key in range(6):
+        batch.add(key, demo.tokenizer.encode("Italy: "), schema=schema, max_new_tokens=1 + key)
+    until(lambda: sum(len(children(pid)) for pid in children(grammars.process.pid)) == 6)
+    batch.step()
+    batch.cancel(5)
+    while not batch.idle:
+        batch.step()
+    assert keeper in children(grammars.process.pid)
+    until(lambda: sum(len(children(pid)) for pid in children(grammars.process.pid)) == 0)
+
+
+@on_linux
+def test_grammars_have_a_limit_of_memory_together(demo, grammars, monkeypatch):
+    monkeypatch.setattr(vetting, "KEPT_MEMORY", 0)
+    monkeypatch.setattr(vetting, "MOST_MEMORY", 0)
+    large = elsewhere(grammars, demo, {"enum": ["ab" * 200_000]})
+    assert max(each.n_bytes for each in grammars.living) > 4e6
+    assert "take the memory" in message_of(elsewhere, grammars, demo, {"enum": ["a"]})
+    del large
+    elsewhere(grammars, demo, {"enum": ["a"]})
+
+
+def answers(model, wanted):
+    """The answers of a Batch to requests (schema, seed) -> their texts, finish reasons, or errors; its longest step."""
+    batch, found, longest = Batch(model, len(wanted), 300), {}, 0
+    bias = dict.fromkeys(model.eos_token_ids, -100) | {model.tokenizer.encode("a")[0]: 9}
+    for key, (schema, seed) in enumerate(wanted):
+        batch.add(key, model.tokenizer.encode("The capital of"), schema=schema, seed=seed, max_new_tokens=200,
+                  temperature=1.5, eos_token_ids=(), logit_bias=bias)
+    while not batch.idle:
+        start = time.monotonic()
+        found |= {key: str(each) if isinstance(each, Exception) else (each.text, each.ended)
+                  for key, each in batch.step()}
+        longest = max(longest, time.monotonic() - start)
+    return [found[key] for key in range(len(wanted))], longest
+
+
+WANTED = [(FORM, 1), (None, 2), ({"enum": ["Rome", "Romeo", "<|im_end|>"]}, 3), (regex("(ab?){3,9}"), 4), (lark(
+    'start: "Ro" ("me" | "ma")+ "." '), 5), ({"const": "a" * 300}, 6), ({"type": "array", "items": FORM}, 7)]
+
+
+def test_a_grammar_that_is_followed_elsewhere_gives_the_same_answers(small, grammars, monkeypatch):
+    """Also where its news come late: then the others go on, and the reason of the end comes late, too."""
+    expected, _ = answers(small, WANTED)
+    assert len({each[1] for each in expected}) == 2
+    there = [(schema and elsewhere(grammars, small, schema), seed) for schema, seed in WANTED]
+    assert answers(small, there)[0] == expected
+    calls, arrived = itertools.count(), vetting.Following.arrived
+    monkeypatch.setattr(vetting.Following, "arrived", lambda self, seconds: next(calls) % 5 == 0 and arrived(self, 9))
+    assert answers(small, there)[0] == expected
+    for schema, here in (({"enum": [355, "two", [3]]}, 0), ({"enum": [355, "two", [3]]}, 1), (WANTED[4][0], 2)):
+        alone = [chat(small, FRANCE, schema=each, seed=here, temperature=1.5, enable_thinking=False).finish().text
+                 for each in (schema, elsewhere(grammars, small, schema))]
+        assert alone[0] == alone[1]
+
+
+def test_a_grammar_that_takes_long_at_a_token_ends_its_answer_alone(small, monkeypatch):
+    """These 49 characters compile at once; after 60 tokens, each next one takes seconds."""
+    child_of = vetting.child_of
+    monkeypatch.setattr(vetting, "child_of", lambda name: child_of(name) | {
+        "args": [sys.executable, "-P", "-c", f"import {name} as room; room.VETTING_SECONDS = 0.5; room.main()"]})
+    with contextlib.closing(vetting.Grammars()) as grammars:
+        hostile = elsewhere(grammars, small, lark('start: y{0,1000}\ny: z{0,1000}\nz: "a"{0,1000}'))
+        [error, other], longest = answers(small, [(hostile, 1), (None, 2)])
+    assert_one_line(error, "the next token takes too much time")
+    assert other == answers(small, [(None, 2)])[0][0] and longest < 5
 
 
 def chain(rng, n):
@@ -272,39 +385,18 @@ def any_schema(rng):
     return schema
 
 
-def in_a_fork(grammar):
-    """As vetting.tried, in a process that starts faster."""
-    def work():
-        os.write(writing, json.dumps(vetting.vetted_grammar(grammar)).encode())
-
-    reading, writing = os.pipe()
-    if (child := os.fork()) == 0:
-        with contextlib.suppress(BaseException):
-            resource.setrlimit(resource.RLIMIT_CPU, (vetting.VETTING_SECONDS, vetting.VETTING_SECONDS))
-            threading.stack_size(vetting.STACK)
-            (thread := threading.Thread(target=work)).start()
-            thread.join()
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        text = pipe.read()
-    os.waitpid(child, 0)
-    return json.loads(text) if text else "it died"
-
-
 @fuzz(120)
-def test_no_schema_ends_the_process_or_takes_long_and_finished_answers_fit(rng, talker, monkeypatch):
-    monkeypatch.setattr(vetting, "tried", in_a_fork)
+def test_no_schema_ends_the_process_or_takes_long_and_finished_answers_fit(rng, talker, talkers_grammars):
     model = dataclasses.replace(talker, eos_token_ids=(talker.tokenizer.token_to_id("<|im_end|>"),))
     schema, start = any_schema(rng), time.monotonic()
-    answer = works_or_refused(lambda: vetting.check(grammar_of(schema).text) or chat(
-        model, "x", enable_thinking=False, schema=schema, seed=1, max_new_tokens=30, temperature=2.0).finish())
-    assert time.monotonic() - start < 10, schema
+    answer = works_or_refused(lambda: chat(model, "x", enable_thinking=False, schema=elsewhere(
+        talkers_grammars, model, schema), seed=1, max_new_tokens=30, temperature=2.0).finish())
+    assert time.monotonic() - start < 20, schema
     if answer is not None and answer.finish_reason == "stop" and isinstance(schema, dict):
         validator = jsonschema.Draft202012Validator(schema)
         with contextlib.suppress(jsonschema.SchemaError, RecursionError, referencing.exceptions.Unresolvable):
             validator.check_schema(schema)
-            assert validator.is_valid(answer.parsed), (schema, answer.text)
+            assert validator.is_valid(json.loads(answer.answer.content)), (schema, answer.text)
     return answer is not None
 
 
@@ -315,9 +407,8 @@ DRAFTS = {"draft4": jsonschema.Draft4Validator, "draft6": jsonschema.Draft6Valid
 
 
 @pytest.mark.skipif(SUITE is None, reason="needs the JSON Schema Test Suite: $JSON_SCHEMA_SUITE")
-def test_the_schemas_of_the_json_schema_test_suite(small, monkeypatch):
+def test_the_schemas_of_the_json_schema_test_suite(small, grammars):
     """Those that llguidance supports, with random weights: every finished answer is valid. Others are refused."""
-    monkeypatch.setattr(vetting, "tried", in_a_fork)
     model, used, finished, draft = small, 0, 0, DRAFTS[Path(SUITE).name]
     ends = {str(token): 6 for text in '"}]' for token in (*model.tokenizer.encode(text), *model.eos_token_ids)}
     groups = [(file.name, group["description"], group["schema"]) for file in sorted(Path(SUITE).glob("*.json"))
@@ -325,8 +416,8 @@ def test_the_schemas_of_the_json_schema_test_suite(small, monkeypatch):
     for *name, schema in groups:
         schema = {"$schema": draft.META_SCHEMA["$schema"]} | schema
         try:
-            vetting.check(grammar_of(schema).text)
-            answers = [chat(model, "x", enable_thinking=False, schema=schema, temperature=1.0, seed=seed,
+            there = elsewhere(grammars, model, schema)
+            answers = [chat(model, "x", enable_thinking=False, schema=there, temperature=1.0, seed=seed,
                             max_new_tokens=60, logit_bias=ends) for seed in range(2)]
         except qwen3.InputError as error:
             assert_one_line(str(error), "the schema")

@@ -8,6 +8,7 @@ import random
 import re
 import resource
 import socket
+import sys
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,7 @@ from helpers import assert_one_line
 from qwen3 import chat
 from qwen3_lib.app.openai import CHAT, COMPLETION_FIELDS
 from serving import FRANCE, Served, endless, openai, web  # first: it skips where the server needs packages
+from qwen3_lib.server import vetting
 from qwen3_lib.server.responses import FIELDS
 
 FUZZ = int(os.environ.get("FUZZ", 1))
@@ -217,6 +219,30 @@ def test_schemas_that_take_long_hold_up_nobody_else(demo):
         assert len(waits) > 3 and max(waits) < 8
         for status, body in got:
             assert re.search({400: "unknown[0-9]|can't be used", 503: "try again"}[status], body["error"]["message"])
+
+
+def test_a_grammar_that_takes_long_at_a_token_holds_up_nobody_else(demo, monkeypatch):
+    """After some 60 tokens, each next one takes seconds."""
+    child_of = vetting.child_of
+    monkeypatch.setattr(vetting, "child_of", lambda name: child_of(name) | {
+        "args": [sys.executable, "-P", "-c", f"import {name} as room; room.VETTING_SECONDS = 0.3; room.main()"]})
+    bias = dict.fromkeys(demo.eos_token_ids, -100) | {demo.tokenizer.encode("a")[0]: 100}
+    grammar = {"type": "lark", "grammar": 'start: y{0,1000}\ny: z{0,1000}\nz: "a"{0,1000}'}
+    hostile = {"messages": FRANCE, "max_tokens": 500, "enable_thinking": False, "response_format": grammar,
+               "logit_bias": {str(token): each for token, each in bias.items()}}
+    with Served(demo) as served:
+        got, waits = [], []
+        threads = [threading.Thread(target=lambda: got.append(served.ask("/v1/chat/completions", hostile)[:2]))
+                   for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        while any(thread.is_alive() for thread in threads):
+            start = time.monotonic()
+            assert served.ask("/v1/chat/completions", {"messages": FRANCE, "max_tokens": 5})[0] == 200
+            waits.append(time.monotonic() - start)
+        assert max(waits) < 8
+        for status, body in got:
+            assert status == 400 and "the next token takes too much time" in body["error"]["message"]
 
 
 def chat_with(**fields):

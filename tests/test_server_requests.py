@@ -18,7 +18,6 @@ from qwen3 import chat
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.processors import StopLoops
-from qwen3_lib.generation.schema import matcher_of
 from qwen3_lib.app.openai import Door, Refusal, chat_request
 from serving import FRANCE, PARIS, Served, openai, streamed, web  # first: it skips where the server needs packages
 from qwen3_lib.server import responses
@@ -207,7 +206,7 @@ def test_forced_calls_are_in_xml_where_the_template_writes_xml(newer):
 def test_calls_in_xml_of_strict_tools_fit(newer, text, fits):
     tools = [{"function": LOOK_UP["function"] | {"strict": True}}, TOUCH]
     _, options = chat_request(newer, {"messages": FRANCE, "tools": tools}, Door(1000)).answers[0]
-    ids, matcher = newer.tokenizer.encode(text, add_special_tokens=False), matcher_of(newer, options.schema)
+    ids, matcher = newer.tokenizer.encode(text, add_special_tokens=False), options.schema.matchers().matcher
     assert (matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()) == fits
 
 

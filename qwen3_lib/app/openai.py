@@ -20,7 +20,8 @@ from qwen3_lib.generation.answer import Value
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import OPTION_NAMES, AnswerOptions, options_of
 from qwen3_lib.generation.pictures import PictureError, given_in, messages_and_pictures
-from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matcher_of, regex
+from qwen3_lib.generation.matcher import Matcher
+from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matchers, regex
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.generation.tools import checked_tools
 from qwen3_lib.io.errors import TooLong, brief, did_you_mean, encoded, is_whole, parse_json
@@ -100,7 +101,7 @@ class Door:
     folder: Path | None = None  # {"type": "image", "image": FILE} is read from there; None: no file is read
     max_pixels: int | None = None  # of a picture
     shows: bool = True  # False: no picture is decoded
-    vet: Callable[[str], None] = lambda grammar: None  # raises InputError for a grammar that isn't to be compiled
+    matchers: Callable[[Model, str], Callable[[], Matcher]] = matchers  # compiles a grammar
 
 
 @dataclass
@@ -259,7 +260,7 @@ def is_strict(tool: dict[str, Any]) -> bool:
 
 
 def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced: list[dict[str, Any]],
-                  several: bool, max_string: int | None, field: str, vet: Callable[[str], None]) -> Grammar:
+                  several: bool, max_string: int | None, field: str, door: Door) -> Grammar:
     """What an answer must fit: calls of the forced tools; else the schema, if there is one, or calls.
 
     Unless they are forced, calls of tools that aren't strict may have any arguments. Raises Refusal.
@@ -272,8 +273,7 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
     try:
         wanted = calls_grammar(model.tokenizer, bound, several, otherwise, max_string) if bound else \
             grammar_of(schema, max_string)
-        vet(wanted.text)
-        return wanted._replace(matcher=matcher_of(model, wanted))  # here, where nobody else waits for it
+        return wanted._replace(matchers=door.matchers(model, wanted.text))  # here, where nobody else waits for it
     except Refusal:
         raise
     except InputError as error:
@@ -377,7 +377,7 @@ def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] 
             raise Refusal(400, "schema must be a JSON Schema; response_format takes other grammars, too", "schema")
     if schema is not None or forced or any(map(is_strict, tools or ())):
         options = replace(options, schema=answer_schema(model, schema, bound, forced, not one_call, options.max_string,
-                                                        field, door.vet))
+                                                        field, door))
     text, pictures = chat_prompt(model, body, door, system, default)
     prompt = encoded(model.tokenizer, text, door.longest, add_special_tokens=False)
     if pictures:

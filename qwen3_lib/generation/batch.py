@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import time
 from collections import deque
 from collections.abc import Hashable
 from dataclasses import dataclass
@@ -112,10 +113,20 @@ class Batch:
         """
         while self.waiting and len(self.running) < len(self.slots) and self.join(self.waiting[0]):
             self.running.append(self.waiting.popleft())
-        outcomes = step(self.model, [run for request in self.running if (run := request.completion.run)], PROMPT_PIECE)
-        ended = [(request.key, outcome if isinstance(outcome, InputError) else request.completion)
-                 for request, outcome in zip(self.running, outcomes)
-                 if isinstance(outcome, InputError) or request.completion.ended is not None]
+        ended, ready = list[tuple[Hashable, Completion | InputError]](), list[Request]()
+        for request in self.running:  # one whose schema takes long is left out, and the others go on
+            try:
+                if request.completion.settle():
+                    ready += [request] if request.completion.ended is None else []
+                    ended += [(request.key, request.completion)] if request.completion.ended else []
+            except InputError as error:
+                ended.append((request.key, error))
+        if not ready and not ended and self.running:
+            time.sleep(0.002)
+        outcomes = step(self.model, [run for request in ready if (run := request.completion.run)], PROMPT_PIECE)
+        ended += [(request.key, outcome if isinstance(outcome, InputError) else request.completion)
+                  for request, outcome in zip(ready, outcomes)
+                  if isinstance(outcome, InputError) or request.completion.ended is not None]
         self.running = [request for request in self.running if request.key not in {key for key, _ in ended}]
         return ended
 

@@ -66,9 +66,10 @@ class Completion(Stream):
         turn = last_turn(tokenizer, prompt)
         think_ids = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
         self.reader = StoppingReader(inside_thought(turn), values_for(tools), think_ids, stop=tuple(wanted.stop or ()))
-        self.noted, constrained = None if wanted.logprobs is None else Logprobs(tokenizer, wanted.logprobs), None
+        self.noted = None if wanted.logprobs is None else Logprobs(tokenizer, wanted.logprobs)
         processors += [written := AnswerText(tokenizer, self.reader)] + ([] if self.noted is None else [self.noted])
         budget, has_thoughts = None, None not in think_ids
+        self.constrained: Constrained | None = None
         if wanted.think_budget is not None or wanted.stop_loops and has_thoughts:
             most = math.inf if wanted.think_budget is None else wanted.think_budget
             processors.append(budget := ThinkBudget(tokenizer, self.reader, most))
@@ -76,11 +77,11 @@ class Completion(Stream):
             processors.append(StopLoops(self.reader, budget))
         if wanted.schema is not None:
             may_think = "</think>" not in turn and "assistant" in turn
-            processors.append(constrained := Constrained(model, self.reader, budget, may_think, wanted.schema,
-                                                         wanted.max_string))
+            self.constrained = Constrained(model, self.reader, budget, may_think, wanted.schema, wanted.max_string)
+            processors.append(self.constrained)
         if wanted.logit_bias is not None:
             processors.append(Bias(wanted.logit_bias, model.config.vocab_size))
-        self.speculator = speculator(model, constrained, wanted.lookup, wanted.draft)
+        self.speculator = speculator(model, self.constrained, wanted.lookup, wanted.draft)
         self.token_ids, self.times, self.tools = self.sequence.token_ids, written.times, tools
         self.options, self.picture_seconds = wanted, picture_seconds
         self.streamed = self.cached_tokens = 0
@@ -95,6 +96,18 @@ class Completion(Stream):
         self.run = Run(self.sequence, cache, self.speculator)
         self.cached_tokens = cache.length
         self.times[:] = [time.perf_counter() - self.picture_seconds]
+
+    def settle(self, seconds: float = 0) -> bool:
+        """Whether its next token can be drawn, or it has ended; else what its schema allows is still computed.
+
+        Waits for that for so long at most.
+        """
+        if self.constrained is None:
+            return True
+        arrived = self.constrained.settle(seconds)
+        if arrived and self.ended is None and (reason := self.constrained.ended):
+            self.sequence.end(reason)
+        return arrived
 
     def __next__(self) -> str:
         if pairs := self.news():
@@ -117,6 +130,10 @@ class Completion(Stream):
         """Runs one pass; of the prompt, at most `room` tokens."""
         if self.run is None:
             self.begin(self.model.engine.new_cache(self.model.config))
+        while not self.settle(1):
+            pass
+        if self.ended is not None:
+            return
         assert self.run is not None
         with self.run.cache.lock:
             [outcome] = step(self.model, [self.run], room)

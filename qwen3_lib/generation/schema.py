@@ -6,12 +6,15 @@ from __future__ import annotations
 
 import json
 import re
-from functools import lru_cache
+import time
+from collections.abc import Callable
+from functools import lru_cache, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from qwen3_lib.generation.answer import kinds_of
+from qwen3_lib.generation.matcher import Matcher, compiled_grammar
 from qwen3_lib.generation.prepare import MAX_STRING, prepared
 from qwen3_lib.generation.processors import Processor, ThinkBudget
 from tokenizer_utils import AnswerReader, InputError, Tokenizer, brief
@@ -24,9 +27,9 @@ CEILINGS = np.where(np.arange(256)[:, None] >> np.arange(8) & 1, np.float32(np.i
 
 
 class Grammar(NamedTuple):
-    """A grammar in llguidance's form, see grammar_of; `matcher`, if it is there, was made of it for the model."""
+    """A grammar in llguidance's form, see grammar_of; `matchers`, if it is there, gives a Matcher for each answer."""
     text: str
-    matcher: Any = None
+    matchers: Any = None
 
 
 def regex(pattern: str) -> Grammar:
@@ -171,70 +174,58 @@ def guide(tokenizer: Tokenizer, n_rows: int, ends: tuple[int, ...]) -> Any:
         from llguidance import LLTokenizer  # here: an extra, and it takes longer to import than an answer may take
     except ImportError as error:
         raise InputError("answers that fit a schema need llguidance: pip install llguidance") from error
-    if not ends:
-        raise InputError("the model has no end-of-text token, so no answer can end where a schema does")
     return LLTokenizer(tokenizer.backend.to_str(), n_vocab=n_rows, eos_token=list(ends))
 
 
-def guide_of(model: Any) -> Any:
-    return guide(model.tokenizer, model.config.vocab_size, tuple(model.eos_token_ids))
+def about_tokens(model: Any) -> tuple[int, tuple[int, ...]]:
+    """(rows of the vocabulary, end-of-text tokens) of a model. Raises InputError where it has none of these."""
+    if not model.eos_token_ids:
+        raise InputError("the model has no end-of-text token, so no answer can end where a schema does")
+    return model.config.vocab_size, tuple(model.eos_token_ids)
 
 
-def matcher_of(model: Any, schema: Any, max_string: int | None = None) -> Any:
-    """llguidance's matcher at the beginning of an answer. Raises InputError for what llguidance can't do."""
-    grammar = grammar_of(schema, max_string)
-    if grammar.matcher is None:
-        grammar = Grammar(grammar.text, compiled_grammar(guide_of(model), grammar.text))
-    return grammar.matcher.deep_copy()
+def matchers(model: Any, grammar: str) -> Callable[[], Matcher]:
+    """What gives a Matcher for each answer. Raises InputError for what llguidance can't do."""
+    tokens = guide(model.tokenizer, *about_tokens(model))
+    return partial(Matcher, tokens, kept_grammar(tokens, grammar))
 
 
-@lru_cache(maxsize=16)
-def compiled_grammar(tokens: Any, grammar: str) -> Any:
-    """The matcher of a grammar, which may take seconds to make."""
-    from llguidance import LLMatcher, LLParserLimits
-    limits = LLParserLimits(verbose_errors=False, max_items_in_row=20_000)  # 2,000 are too few for 500 properties
-    matcher = LLMatcher(tokens, grammar, log_level=0, limits=limits)
-    matcher.compute_bitmask()  # some limits are met only here
-    if matcher.is_error():
-        error = brief(matcher.get_error(), 500)
-        endless = error.startswith("NoExtension")
-        raise InputError("the schema can't be used: " + (
-            "no answer fits it, because it refers to itself without an end" if endless else error))
-    return matcher
+kept_grammar = lru_cache(maxsize=16)(compiled_grammar)
 
 
 class Constrained(Processor):
     """Allows only tokens that a schema allows, and takes those that it forces without drawing: see ForcedTokens."""
+    PATIENCE, MORE = 0.02, 0.002  # seconds that others wait for its masks from another process; more for each token
 
     def __init__(self, model: Any, reader: AnswerReader, budget: ThinkBudget | None, may_think: bool, schema: Any,
                  max_string: int | None = None):
-        tokenizer, n_rows = model.tokenizer, model.config.vocab_size
-        self.matcher, self.tokens = matcher_of(model, schema, max_string), guide_of(model)
+        tokenizer, n_rows, grammar = model.tokenizer, model.config.vocab_size, grammar_of(schema, max_string)
+        self.matcher = (grammar.matchers or matchers(model, grammar.text))()
         self.reader, self.budget = reader, budget
-        self.mask = np.empty(-(-n_rows // 32), np.int32)
-        self.room = np.empty((4 * len(self.mask), 8), np.float32)  # for masked logits; a new array costs 15 us
-        self.begun = False  # whether the grammar has taken a token
+        self.room = np.empty((4 * -(-n_rows // 32), 8), np.float32)  # for masked logits; a new array costs 15 us
+        self.begun = self.taken = False  # whether the grammar has taken a token; whether its news are in `certain`
         # Before the grammar's first token: a thought, unless the prompt has had it, and white space after a thought.
         self.before_it: set[Any] = {reader.think_ids[0]} - {None} if may_think else set()
         self.newlines = {ids[0] for text in ("\n\n", "\n")
                          if len(ids := tokenizer.encode(text, add_special_tokens=False)) == 1}
+        self.patience = self.PATIENCE
         self.certain: list[int] = []  # the next tokens, where only one text can follow
 
     def before(self, logits: np.ndarray) -> np.ndarray:
         """The logits, with NEVER for tokens that can't come next; valid until the next call."""
         if self.reader.inside and not self.begun or self.certain:
             return logits
-        self.matcher.unsafe_compute_mask_ptr(self.mask.ctypes.data, self.mask.nbytes)
-        self.check()
-        mask = self.mask.view(np.uint8)
-        for token in () if self.begun else self.before_it:
-            mask[token // 8] |= 1 << token % 8
+        mask = np.frombuffer(self.matcher.news().mask, np.uint8, len(self.room))
+        if self.before_it and not self.begun:
+            mask = mask.copy()
+            for token in self.before_it:
+                mask[token // 8] |= 1 << token % 8
         CEILINGS.take(mask, axis=0, out=self.room, mode="clip")  # "raise" would copy through another array
         masked = self.room.reshape(-1)[:len(logits)]
         return np.minimum(logits, masked, out=masked)
 
     def forced(self) -> int | None:
-        return self.certain.pop(0) if self.certain else None
+        return self.certain[0] if self.certain else None
 
     def after(self, token: int | None) -> str | None:
         if token is None:
@@ -247,21 +238,24 @@ class Constrained(Processor):
             self.before_it = set()
             return None
         self.begun = True
-        self.matcher.consume_token(token)
-        self.check()
-        if self.matcher.is_stopped():
-            return "stop"
-        if not self.certain:
-            self.certain = self.forced_tokens()
-        return None
+        if self.certain:
+            self.certain.pop(0)
+        else:
+            self.matcher.take(token)
+            self.taken, start = True, time.perf_counter()
+            self.settle(self.patience)
+            self.patience = min(max(self.patience - time.perf_counter() + start, 0) + self.MORE, self.PATIENCE)
+        return self.ended
 
-    def check(self) -> None:
-        if self.matcher.is_error():
-            raise InputError(f"the schema can't be followed: {brief(self.matcher.get_error(), 500)}")
+    def settle(self, seconds: float) -> bool:
+        """Whether the next token can be drawn, after waiting so long at most for what may follow the last one."""
+        if not self.matcher.arrived(seconds):
+            return False
+        if self.taken:
+            self.taken = False
+            self.certain = [*self.matcher.news().certain]
+        return True
 
-    def forced_tokens(self) -> list[int]:
-        """The next tokens, where only one text can follow. Text that reads like a special token is written as text."""
-        tokens = self.matcher.compute_ff_tokens()
-        if tokens and not self.matcher.validate_tokens(tokens[:1]):  # "<|im_end|>" as the special token
-            tokens = self.tokens.greedy_tokenize(self.matcher.compute_ff_bytes().decode(errors="ignore"))
-        return tokens[:self.matcher.validate_tokens(tokens)]
+    @property
+    def ended(self) -> str | None:
+        return "stop" if not self.certain and not self.taken and self.begun and self.matcher.news().stopped else None

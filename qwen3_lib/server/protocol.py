@@ -9,7 +9,7 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-FREE_PARTS, LEAST = 4096, 256  # parts of any size; then so many bytes for each, on average
+FREE_PARTS, LEAST_PART = 4096, 256  # parts of any size; then so many bytes for each, on average
 
 
 class Connection(h11.Connection):
@@ -22,7 +22,7 @@ class Connection(h11.Connection):
             self.n_parts = self.n_bytes = 0
         elif isinstance(event, h11.Data):
             self.n_parts, self.n_bytes = self.n_parts + 1, self.n_bytes + len(event.data)
-            if self.n_parts > FREE_PARTS + self.n_bytes / LEAST:
+            if self.n_parts > FREE_PARTS + self.n_bytes / LEAST_PART:
                 raise h11.RemoteProtocolError("the body comes in parts that are too small")
         return event
 

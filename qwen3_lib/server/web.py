@@ -33,9 +33,10 @@ from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen
 from qwen3_lib.app.terminal import model_name, note
 from qwen3_lib.io.errors import brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined
-from qwen3_lib.server import responses, vetting
+from qwen3_lib.server import responses
 from qwen3_lib.server.replies import ChatReply, Reply, event
 from qwen3_lib.server.transcriptions import Speech, form_of
+from qwen3_lib.server.vetting import Grammars
 from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stopping
 from qwen3_vision import sees
 
@@ -265,6 +266,7 @@ class Server:
 
     def __init__(self, worker: Worker, limits: Limits):
         self.worker, self.limits, self.started = worker, limits, int(time.time())
+        self.grammars = Grammars()
         self.large = ThreadPoolExecutor(1)  # checks large bodies
         self.eyes = ThreadPoolExecutor(1)  # decodes the pictures of one request after another, in the same memory
         self.ears = ThreadPoolExecutor(4)  # decode sounds, and hear them in turns
@@ -286,7 +288,7 @@ class Server:
             raise as_refusal(error, self.worker, body) from None
 
     async def value_of(self, answer: Callable[[Door], Any], executor: Executor | None) -> Any:
-        door = Door(self.longest, max_pixels=self.limits.max_pixels, vet=vetting.check)
+        door = Door(self.longest, max_pixels=self.limits.max_pixels, matchers=self.grammars.matchers)
         run = self.worker.loop.run_in_executor
         try:
             return await run(executor, answer, replace(door, shows=False))
@@ -435,6 +437,7 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
         worker.start()
         yield
         await asyncio.to_thread(worker.stop)
+        server.grammars.close()
 
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)

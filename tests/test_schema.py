@@ -118,6 +118,20 @@ def test_a_string_without_a_limit_gets_one(schema, longest):
     assert prepared(schema, 0) == schema
 
 
+@pytest.mark.parametrize("schema, longest", [
+    ({"type": "integer"}, 17), ({"type": ["number", "null"]}, 27), ({"type": "integer", "minimum": 7}, 16),
+    ({"type": "number", "multipleOf": 0.5}, 19), ({"type": "number", "exclusiveMinimum": 0, "maximum": 5}, 11)])
+def test_a_number_without_a_limit_gets_one(demo, schema, longest):
+    """It has so many characters at most, whatever digits the model likes."""
+    for end in "0123456789":
+        bias = {str(token): 50 * (demo.tokenizer.decode([token]).strip()[-1:] == end) for token in range(4096)}
+        reply = chat(demo, "x", enable_thinking=False, schema=schema, temperature=0, logit_bias=bias, max_new_tokens=99)
+        value = reply.finish().parsed
+        jsonschema.Draft202012Validator(schema).validate(value)
+        assert reply.finish_reason == "stop" and len(reply.answer.content) <= longest, reply.text
+    assert prepared(schema, 0) == schema
+
+
 def test_max_string_is_an_option_of_answers(demo):
     asked = {"model": demo, "messages": FRANCE, "schema": {"type": "string"}, "enable_thinking": False}
     assert len(chat(max_string=3, temperature=2.0, seed=1, **asked).finish().parsed) <= 3

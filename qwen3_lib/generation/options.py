@@ -41,7 +41,7 @@ class AnswerOptions:
                                               "thought")
     schema: Any = option("what the answer must fit: a JSON Schema, a dataclass, a class of pydantic, or a Grammar")
     max_string: int | None = option("the longest string in an answer to a JSON Schema that sets no limit, in "
-                                    "characters; 0 means any length (default: 4096)", "N", 0)
+                                    "characters; 0 means any length, of numbers, too (default: 4096)", "N", 0)
     temperature: float | None = option("0 takes the most likely token, 1 draws tokens with the model's probabilities, "
                                        "more than 1 makes rare tokens likelier", "T")
     top_k: int | None = option("draw only from the K most likely tokens; 0 means all", "K")

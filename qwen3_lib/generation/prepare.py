@@ -1,4 +1,4 @@
-"""A JSON Schema made ready for llguidance: objects are closed, strings end, and its size is bounded.
+"""A JSON Schema made ready for llguidance: objects are closed, strings and numbers end, and its size is bounded.
 
 JSON Schema leaves objects open: each may have more properties than its schema names. A small model never stops adding
 some, so an object with `properties` and without `additionalProperties` is closed here, as OpenAI's `strict` closes it.
@@ -20,11 +20,16 @@ NAMED = ("properties", "patternProperties")  # objects of schemas
 BELOW = (*NAMED, "items", "prefixItems", "additionalItems", "additionalProperties")  # describe the values within it
 NOTES = {"title", "description", "default", "examples", "$comment", "deprecated", "readOnly", "writeOnly", "$schema",
          "$id", "$anchor", "$defs", "definitions", "discriminator", "x-guidance"}  # say nothing about a value
+# Limits of a number without limits: integers that a float64 holds, nine decimals, and so no exponent.
+LIMITS = (("minimum", 1 - 2**53, "exclusiveMinimum"), ("maximum", 2**53 - 1, "exclusiveMaximum"))
+SMALLEST = 1e-9
 LIMITED = {"maxLength", "pattern", "format", "enum", "const"}  # a string with one of these isn't limited here
 
 
 def prepared(schema: Schema, max_string: int | None = None) -> Schema:
     """A copy in which objects are closed, and strings have at most max_string characters (None: MAX_STRING; 0: any).
+
+    Numbers get limits, too, unless max_string is 0, because a small model may write digits without an end.
 
     Schemas that together describe one value, by allOf, anyOf, oneOf or $ref beside others, stay as they are, because
     each would forbid the others' properties. Raises InputError for what is no JSON, for too many parts or too deep
@@ -79,17 +84,22 @@ def same_value(schema: Schema, part: Schema) -> list[Schema]:
 
 
 def close_and_limit(part: Schema, longest: int) -> None:
-    """Closes an object that names properties; gives a string of any length a maxLength, unless `longest` is 0."""
+    """Closes an object that names properties; limits a string and a number of any length, unless `longest` is 0."""
     properties, required = part.get("properties"), part.get("required")
     if isinstance(properties, dict) and "additionalProperties" not in part:
         names = [name for name in required if isinstance(name, str)] if isinstance(required, list) else []
         properties = dict.fromkeys(names, True) | properties
         if part.get("minProperties", 0) in range(len(properties) + 1):
             part |= {"properties": properties, "additionalProperties": False}
-    if longest and not LIMITED & part.keys() and (
-            part.get("type") == "string" or isinstance(part.get("type"), list) and "string" in part["type"]):
+    kinds = part.get("type")
+    kinds = kinds if isinstance(kinds, list) else [kinds]
+    if longest and "string" in kinds and not LIMITED & part.keys():
         least = part.get("minLength")
         part["maxLength"] = max(longest, least) if isinstance(least, int) else longest
+    if longest and ("number" in kinds or "integer" in kinds) and not {"enum", "const"} & part.keys():
+        part |= {key: limit for key, limit, other in LIMITS if not {key, other} & part.keys()}
+        if "number" in kinds:
+            part.setdefault("multipleOf", SMALLEST)
 
 
 def json_number(text: str) -> int | float:

@@ -2,6 +2,7 @@
 import json
 import os
 import tracemalloc
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,7 +15,7 @@ from hearing import make_hearing, voice, wav_of
 from helpers import message_of
 from qwen3_asr import transcribe
 from qwen3_lib.generation.aligner import timed_words
-from qwen3_lib.generation.transcript import Part, Transcript, joined_text, languages, parts_in, quietest
+from qwen3_lib.generation.transcript import Part, Transcript, joined_text, languages, parts_in, quietest, usual_part
 from qwen3_lib.io.sounds import open_sound
 
 VOICE = voice(30_000)
@@ -179,6 +180,13 @@ def test_a_text_is_drawn_greedily(path, model, tmp_path):
     texts = [transcribe(warm, sound, max_tokens=9, seed=seed).text for seed in (1, 2)]
     assert texts == [transcribe(model, sound, max_tokens=9).text] * 2
     assert len({transcribe(warm, sound, max_tokens=9, seed=seed, temperature=5.0).text for seed in (1, 2)}) == 2
+
+
+def test_a_part_fits_into_a_small_context(model, sound):
+    small = replace(model, config=replace(model.config, context_length=450))
+    found = transcribe(small, sound, "en", max_tokens=5)
+    assert found.parts == transcribe(small, sound, "en", max_tokens=5, longest_part=15).parts and len(found.parts) > 2
+    assert usual_part(65_536) == 180 and usual_part(65_536, 20) == 20 and usual_part(10) == 1
 
 
 def test_words_have_times(model, aligner_path, sound):

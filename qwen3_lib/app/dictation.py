@@ -8,7 +8,7 @@ from qwen3_asr import RATE, language_and_text, language_named, sounds_of, speech
 from qwen3_lib.app.openai import Body, body_options
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions
-from qwen3_lib.generation.transcript import LONGEST_PART, Part, parts_in
+from qwen3_lib.generation.transcript import LONGEST_PART, Part, parts_in, usual_part
 from qwen3_lib.io.cores import in_turns
 from qwen3_lib.io.sounds import open_sound
 
@@ -30,8 +30,7 @@ class SpeechRequest:
         self.model, self.sounds, self.language = model, sounds_of(model), language_named(body.get("language"))
         self.options = body_options({"stop_loops": True, "temperature": 0.0} | defaults, body)
         self.recording, self.parts, self.end = open_sound(sound), list[Part](), 0
-        # A second has 13 tokens in the prompt, 13 in the answer, and some for the words around them.
-        self.requests = self.asks(context, max(1, min(usual, longest // 30)))
+        self.requests = self.asks(context, usual_part(longest, usual))
 
     def asks(self, context: str, longest_part: float) -> Iterator[tuple[list[int], AnswerOptions] | None]:
         for self.samples in parts_in(self.recording.blocks, longest_part):

@@ -26,7 +26,8 @@ from qwen3_lib.app.subtitles import cues
 from qwen3_lib.app.terminal import (OutputError, Page, engine_name, harmless, model_name, note, peak_memory, print_json,
                                     write)
 from qwen3_lib.generation.aligner import Word
-from qwen3_lib.generation.transcript import LONGEST_PART, Part, Transcript, checked_part, joined_text, languages
+from qwen3_lib.generation.transcript import (LONGEST_PART, Part, Transcript, checked_part, joined_text, languages,
+                                             usual_part)
 from qwen3_lib.io.errors import InputError, brief, counted
 from qwen3_lib.io.progress import NoBar, progress
 from qwen3_lib.io.sounds import open_sound
@@ -54,7 +55,8 @@ def make_parser() -> Parser:
         f"model finds out); one of {', '.join(LANGUAGES.values())}")
     add("--context", metavar="TEXT", help="words that the sound is likely to hold, names for example")
     add("--part", type=float, metavar="SECONDS", help="hear a longer sound in parts of about so many seconds, cut "
-        f"where it is quiet (default: {LONGEST_PART}; {SUBTITLE} for srt, vtt and --timestamps)")
+        f"where it is quiet (default: {LONGEST_PART}; {SUBTITLE} for srt, vtt and --timestamps; less "
+        "for a small context)")
     add("--words", action="store_true", help="tell when each word is said, in JSON; srt, vtt and --timestamps take "
         "these times, not each text's share of the characters")
     add("--aligner", metavar="NAME", help=f"the model that --words takes (default: {ALIGNER})")
@@ -204,14 +206,16 @@ def hear_sounds(args: argparse.Namespace) -> int:
                          "Qwen/Qwen3-ASR-1.7B (4.7 GB)")
     form = args.format or ("" if args.out in (None, "-") else output_form(args.out))
     in_cues = (args.timestamps or form in ("srt", "vtt")) and not args.words
-    usual = SUBTITLE if in_cues or args.timestamps else LONGEST_PART
-    longest = checked_part("--part", usual if args.part is None else args.part, args.words)
+    if args.part is not None:
+        checked_part("--part", args.part, args.words)
     language_named(args.language)
     if args.max_tokens is not None:
         checked_whole("--max-tokens", args.max_tokens, 1)
     if not (tasks := [*possible(lambda task: check_task(args, task), tasks_of(args))]):
         return 1
     sounds_of(model := load_main(args))
+    most = SUBTITLE if in_cues or args.timestamps else LONGEST_PART
+    longest = usual_part(model.config.context_length, most) if args.part is None else args.part
     wanted = argparse.Namespace(**vars(args) | {"model": args.aligner or ALIGNER, "adapter": None})
     words: Any = load_main(wanted) if args.words else False
 

@@ -22,6 +22,12 @@ AROUND = 5  # seconds before and after the usual place of a cut, where the quiet
 UNSPACED = ("Chinese", "Cantonese", "Japanese", "Thai")  # written without spaces
 
 
+def usual_part(context: int, most: float = LONGEST_PART) -> float:
+    """Seconds of a part that has no length of its own: `most`, or as many as a context of so many tokens can hold."""
+    # A second has 13 tokens in the prompt, 13 in the answer, and some for the words around them.
+    return max(1, min(most, context // 30))
+
+
 def checked_part(name: str, seconds: float, words: bool) -> float:
     """The seconds of a part. Raises InputError unless the model, and with `words` an aligner, can take as many."""
     return checked_number(name, seconds, 1, LONGEST_PART if words else 1200)
@@ -96,11 +102,12 @@ class Transcript(Iterator[str]):
     """
 
     def __init__(self, model: Model, sound: Any, language: str | None = None, context: str | None = None,
-                 longest_part: float = LONGEST_PART, words: Model | Literal[False] = False, heard: Iterable[Part] = (),
+                 longest_part: float | None = None, words: Model | Literal[False] = False, heard: Iterable[Part] = (),
                  **options: Any):
         """`heard`: the first parts, as an earlier Transcript of the same sound has heard them."""
         self.model, self.sounds, self.given = model, sounds_of(model), language_named(language)
-        self.longest_part = checked_part("longest_part", longest_part, bool(words))
+        length = usual_part(model.config.context_length) if longest_part is None else longest_part
+        self.longest_part = checked_part("longest_part", length, bool(words))
         if words is True:
             raise InputError("words must be the model of a forced aligner, such as Qwen/Qwen3-ForcedAligner-0.6B")
         if words:

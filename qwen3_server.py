@@ -85,8 +85,8 @@ def make_parser() -> Parser:
         "the free memory)")
     add("--keep", metavar="SIZE", default=KEEP, help="memory for earlier prompts and answers, so that a conversation "
         "that goes on isn't computed again (default: %(default)s)")
-    add("--queue", type=int, default=64, metavar="N", help="how many answers may wait for a slot (default: "
-        "%(default)s)")
+    add("--queue", type=int, default=64, metavar="N", help="how many answers may wait for a slot, and how "
+        "many sounds may wait to be heard (default: %(default)s)")
     add("--timeout", type=float, default=600, metavar="S", help="longest time for an answer, in seconds (default: "
         "%(default)s)")
     add_max_pixels(add)

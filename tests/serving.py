@@ -21,6 +21,7 @@ from qwen3_lib.server.worker import Worker
 
 FRANCE = [{"role": "user", "content": "What is the capital of France?"}]
 PARIS = "The capital of France is Paris."
+TRANSCRIPTIONS = "/v1/audio/transcriptions"
 
 
 class Served:
@@ -96,6 +97,12 @@ def endless(served, **fields):
     connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
     connection.sendall(body)
     return connection
+
+
+def form(sound: bytes, fields: str = "") -> tuple[bytes, dict]:
+    """(body, headers) of an upload; fields: parts of the form before it."""
+    body = f'{fields}--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'.encode() + sound
+    return body + b"\r\n--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}
 
 
 def received(connection, word):

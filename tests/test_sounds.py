@@ -61,7 +61,8 @@ def test_wav_with_other_chunks_and_the_long_form():
     (wav_of(np.zeros((0, 1), "<i2")), "no samples"), (ZEROS[:22] + bytes(2) + ZEROS[24:], "0 channels"),
     (ZEROS[:24] + bytes(4) + ZEROS[28:], "0 samples a second"), (wav_of(np.zeros((2, 99), "<i2")), "99 channels"),
     (ZEROS[:-10], "promises 198 bytes of sound, and 188"), (ZEROS[:38], "without its sound"),
-    (ZEROS[:12] + ZEROS[36:], "without its format"), (ZEROS[:40] + b"\xfe\xff\xff\xff", "4,294,967,294 bytes")],
+    (ZEROS[:12] + ZEROS[36:], "without its format"), (ZEROS[:40] + b"\xfe\xff\xff\xff", "4,294,967,294 bytes"),
+    (ZEROS[:36] + b"none\0\0\0\0" * 1000 + ZEROS[36:], "more than 1,000 chunks")],
     ids=lambda each: each if isinstance(each, str) else "")
 def test_refusals(source, words):
     assert words in message_of(open_sound, source)

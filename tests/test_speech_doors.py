@@ -4,11 +4,9 @@ import io
 import json
 import socket
 import threading
-import time
 import wave
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from types import SimpleNamespace
 
 import numpy as np
 import openai
@@ -22,13 +20,11 @@ from configs import ROOT, asr_config
 from helpers import assert_looks, axe_core
 from hearing import make_hearing, voice, wav_of
 from qwen3_asr import transcribe
-from qwen3_lib.app import dictation
 from qwen3_lib.app.speech import file_text
-from qwen3_lib.server import transcriptions
-from serving import Served, received, until
+from qwen3_lib.server import decoding, transcriptions
+from serving import TRANSCRIPTIONS, Served, form, received, until
 
 pytest.importorskip("python_multipart")
-ROUTE = "/v1/audio/transcriptions"
 
 
 def wav(seconds, seed=0) -> bytes:
@@ -56,12 +52,6 @@ def served(model):
 def hear(served):
     create = served.client().audio.transcriptions.create
     return lambda sound=SOUND, **fields: create(file=("a.wav", sound), model="m", **fields)
-
-
-def form(sound: bytes, fields: str = "") -> tuple[bytes, dict]:
-    """(body, headers) of an upload."""
-    body = f'{fields}--x\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'.encode() + sound
-    return body + b"\r\n--x--\r\n", {"Content-Type": "multipart/form-data; boundary=x"}
 
 
 # ----------------------------------------------------------------------------------------------------------------------
@@ -173,7 +163,7 @@ def test_refusals(hear, fields, words):
     (form(b"")[0].replace(b"; filename", b"; name2"), form(b"")[1], "with a file"),
     (form(b"", form(b"")[0][:-5].decode() + "\r\n")[0], form(b"")[1], "Too many files")], ids=range(6))
 def test_forms_that_hold_no_file(served, body, headers, words):
-    status, answer, _ = served.ask(ROUTE, body, headers)
+    status, answer, _ = served.ask(TRANSCRIPTIONS, body, headers)
     assert status == 400 and words in answer["error"]["message"]
 
 
@@ -188,7 +178,7 @@ def test_sounds_that_are_too_large(hear, monkeypatch, name, most):
 def test_an_upload_that_doesnt_come(served, monkeypatch):
     monkeypatch.setattr(transcriptions, "UPLOAD_SECONDS", 0.2)
     with socket.create_connection(("127.0.0.1", served.port), 30) as connection:
-        connection.sendall(f"POST {ROUTE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n"
+        connection.sendall(f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9999\r\n"
                            "Content-Type: multipart/form-data; boundary=x\r\n\r\n--x\r\n".encode())
         assert b"408" in received(connection, b"has not come within")
 
@@ -198,7 +188,7 @@ def test_a_form_is_read_as_utf_8_whatever_charset_it_names(served, charset):
     """punycode takes minutes for a megabyte."""
     body, _ = form(SOUND, '--x\r\nContent-Disposition: form-data; name="fié"\r\n\r\nx\r\n')
     headers = {"Content-Type": f"multipart/form-data; charset={charset}; boundary=x"}
-    status, answer, _ = served.ask(ROUTE, body, headers)
+    status, answer, _ = served.ask(TRANSCRIPTIONS, body, headers)
     assert status == 400 and "unknown field fié" in answer["error"]["message"]
 
 
@@ -206,27 +196,27 @@ def test_a_form_that_holds_no_file_is_refused_before_it_comes(served):
     """12 MB of "&" are millions of empty fields."""
     with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
         connection.sendall(b"POST %s HTTP/1.1\r\nHost: localhost\r\nContent-Length: 12000000\r\n"
-                           b"Content-Type: application/x-www-form-urlencoded\r\n\r\n&" % ROUTE.encode())
+                           b"Content-Type: application/x-www-form-urlencoded\r\n\r\n&" % TRANSCRIPTIONS.encode())
         assert connection.recv(2**16).startswith(b"HTTP/1.1 400 ")
 
 
 def test_a_server_without_python_multipart_names_it(served, monkeypatch):
     monkeypatch.setattr(transcriptions, "find_spec", lambda name: None)
-    status, answer, _ = served.ask(ROUTE, *form(SOUND))
+    status, answer, _ = served.ask(TRANSCRIPTIONS, *form(SOUND))
     assert status == 501 and "pip install python-multipart" in answer["error"]["message"]
 
 
 def test_models_that_dont_hear_or_dont_chat(served, demo):
     status, answer, _ = served.ask("/v1/chat/completions", {"messages": [{"role": "user", "content": "Hello!"}]})
-    assert status == 400 and ROUTE in answer["error"]["message"]
+    assert status == 400 and TRANSCRIPTIONS in answer["error"]["message"]
     with Served(demo) as deaf:
-        status, answer, _ = deaf.ask(ROUTE, *form(SOUND))
+        status, answer, _ = deaf.ask(TRANSCRIPTIONS, *form(SOUND))
     assert status == 400 and "can't hear" in answer["error"]["message"]
 
 
 def test_a_sound_that_takes_too_long(model):
     with Served(model, slots=1, seconds=0) as served:
-        status, answer, _ = served.ask(ROUTE, *form(SOUND))
+        status, answer, _ = served.ask(TRANSCRIPTIONS, *form(SOUND))
     assert (status, answer["error"]["code"]) == (504, "timeout")
 
 
@@ -263,20 +253,16 @@ def test_others_are_answered_while_a_sound_is_heard(served, hear, tower):
         assert heard.result().text
 
 
-@pytest.mark.parametrize("ends, words", [(False, "not finished within 60 seconds"), (True, "the server is stopping")])
-def test_a_stream_that_takes_too_long(model, tower, monkeypatch, ends, words):
+@pytest.mark.parametrize("ends, words", [(False, "not finished within 3 seconds"), (True, "the server is stopping")])
+def test_a_stream_that_takes_too_long(model, tower, ends, words):
     """For its client, or for a server that ends: then the window isn't waited for."""
-    with Served(model, slots=1) as served, ThreadPoolExecutor() as threads:
+    with Served(model, slots=1, seconds=60 if ends else 3) as served, ThreadPoolExecutor() as threads:
         create = served.client().audio.transcriptions.create
         heard = threads.submit(lambda: [*create(file=("a.wav", wav(9, seed=6)), model="m", stream=True)])
         tower.release()
         until(lambda: len(tower.frames) == 2)
         if ends:
             served.worker.end(0)
-        else:
-            late = SimpleNamespace(monotonic=lambda: time.monotonic() + 100)
-            monkeypatch.setattr(transcriptions, "time", late)
-            tower.release()
         with pytest.raises(openai.APIError, match=words):
             heard.result(20)
         tower.release()
@@ -300,7 +286,7 @@ def test_two_sounds_take_turns(hear, tower, monkeypatch):
 def test_a_client_that_leaves_ends_the_work(served, tower):
     body, headers = form(wav(30, seed=5))
     with socket.create_connection(("127.0.0.1", served.port), 30) as connection:
-        connection.sendall(f"POST {ROUTE} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+        connection.sendall(f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
                            f"Content-Type: {headers['Content-Type']}\r\n\r\n".encode() + body)
         until(lambda: tower.frames)
     tower.release(100)
@@ -397,8 +383,9 @@ def test_a_model_that_hears(engine):
 def test_the_page(browser, tmp_path, monkeypatch):
     """A sound is chosen, dropped, recorded; it comes as WAV of one channel, 16,000 samples a second."""
     from test_server_browser import CHATS, Tab, sync_api
-    uploads, real = [], dictation.open_sound
-    monkeypatch.setattr(dictation, "open_sound", lambda data: uploads.append(data) or real(data))
+    uploads, real = [], decoding.read_wav
+    monkeypatch.setattr(decoding, "read_wav", lambda file, where: uploads.append(file.read()) or file.seek(0) or real(
+        file, where))
     with wave.open(io.BytesIO(SPEECH)) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
     thirds = np.interp(np.arange(3 * len(samples)) / 3, np.arange(len(samples)), samples).astype("<i2")

@@ -27,7 +27,8 @@ from tokenizer_utils import library_errors
 # A WAV file's encoding and bits -> the type of a number, and the number that becomes 1; 24 bits are widened to 32.
 WAV_NUMBERS = {(1, 8): ("u1", 2**7), (1, 16): ("<i2", 2**15), (1, 24): ("<i4", 2**31), (1, 32): ("<i4", 2**31),
                (3, 32): ("<f4", 1), (3, 64): ("<f8", 1)}
-BLOCK_FRAMES = 2**16  # samples of each channel that are read together
+BLOCK_SAMPLES = 2**16  # of all channels, that are read together
+MOST_CHUNKS = 1000  # of a WAV file before its sound
 RATES = range(1_000, 1_000_001)  # samples a second
 MOST_CHANNELS = 64
 # Formats that ffmpeg may find. Others (playlists) name further files and addresses, which it would open.
@@ -46,7 +47,8 @@ class Recording:
 def open_sound(source: Any) -> Recording:
     """The sound in a file, in its bytes, or (samples [n], their rate) -> the mean of its channels at RATE.
 
-    Samples are floats from -1 to 1, or int16, which 32,768 divides. A Recording, which is open already, stays as it is.
+    A file is its path, or an open file with a fileno. Samples are floats from -1 to 1, or int16, which 32,768 divides. A
+    Recording, which is open already, stays as it is.
 
     Raises InputError for what can't be read, most of it at once, damage inside a file while its blocks are read.
     """
@@ -61,13 +63,14 @@ def open_sound(source: Any) -> Recording:
                              f"{brief(repr(source), 80)}")
         one = np.float32(1 if samples.dtype.kind == "f" else 2**15)
         sound = Recording(iter([samples.astype(np.float32) / one]), int(rate), len(samples) / rate)
-    elif isinstance(source, str | Path | bytes):
-        if not isinstance(source, bytes) and not os.path.isfile(source):
+    elif isinstance(source, str | Path | bytes | io.IOBase):
+        if isinstance(source, str | Path) and not os.path.isfile(source):
             reason = "is a folder" if os.path.isdir(source) else "no such file"
             reason = "an address is not opened; download the sound" if "://" in str(source) else reason
             raise InputError(f"{where or repr('')}: {reason}")
         with library_errors(f"{where}: cannot be read"):
-            file: Any = io.BytesIO(source) if isinstance(source, bytes) else open(source, "rb")
+            file: Any = io.BytesIO(source) if isinstance(source, bytes) else \
+                open(source, "rb") if isinstance(source, str | Path) else source
         sound = read_wav(file, where) or read_other(file, source, where)
     else:
         raise InputError(f"a sound must be a path, bytes, or (samples, rate), not {brief(repr(source), 80)}")
@@ -77,8 +80,8 @@ def open_sound(source: Any) -> Recording:
         raise InputError(f"{where}: {sound.rate:,} samples a second; {RATES[0]:,} to {RATES[-1]:,} can be read")
     if sound.rate == RATE:
         return sound
-    if find_spec("soxr") is None and shutil.which("ffmpeg") is not None and isinstance(source, str | Path | bytes):
-        return Recording(ffmpeg_blocks(source, where), RATE)
+    if find_spec("soxr") is None and shutil.which("ffmpeg") is not None and not isinstance(source, tuple):
+        return Recording(ffmpeg_blocks(file, source, where), RATE)
     return resampled(sound, where)
 
 
@@ -95,7 +98,7 @@ def read_wav(file: BinaryIO, where: str) -> Recording | None:
     head, size, place, form = file.read(12), file.seek(0, 2), 12, b""
     if head[:4] + head[8:] != b"RIFFWAVE":
         return None
-    while True:  # chunk by chunk: a name, a length, and so many bytes
+    for _ in range(MOST_CHUNKS):  # a name, a length, and so many bytes
         file.seek(place)
         about = file.read(8)
         name, length, place = about[:4], int.from_bytes(about[4:], "little"), place + 8
@@ -103,6 +106,8 @@ def read_wav(file: BinaryIO, where: str) -> Recording | None:
             break
         form = file.read(min(length, 40)) if name == b"fmt " else form
         place += length + length % 2
+    else:
+        raise InputError(f"{where}: a WAV file with more than {MOST_CHUNKS:,} chunks before its sound")
     if len(about) < 8 or len(form) < 16:
         raise InputError(f"{where}: a damaged WAV file, without its {'format' if len(about) == 8 else 'sound'}")
     encoding, channels, rate, _, width, bits = struct.unpack("<HHIIHH", form[:16])
@@ -117,13 +122,13 @@ def read_wav(file: BinaryIO, where: str) -> Recording | None:
     if length > size - place:
         raise InputError(f"{where}: cut short: its header promises {length:,} bytes of sound, and {size - place:,} "
                          "are there")
-    (kind, one), n = WAV_NUMBERS[encoding, bits], length // width
+    (kind, one), n, step = WAV_NUMBERS[encoding, bits], length // width, BLOCK_SAMPLES // channels
 
     def blocks() -> Iterator[np.ndarray]:
         with file:
             file.seek(place)
-            for start in range(0, n, BLOCK_FRAMES):
-                data = file.read(min(BLOCK_FRAMES, n - start) * width)
+            for start in range(0, n, step):
+                data = file.read(min(step, n - start) * width)
                 if bits == 24:  # as the upper bytes of 32
                     data = np.pad(np.frombuffer(data, np.uint8).reshape(-1, 3), ((0, 0), (1, 0))).tobytes()
                 numbers = np.frombuffer(data, kind).reshape(-1, channels)
@@ -132,7 +137,7 @@ def read_wav(file: BinaryIO, where: str) -> Recording | None:
     return Recording(blocks(), rate, n / rate)
 
 
-def read_other(file: BinaryIO, source: str | Path | bytes, where: str) -> Recording:
+def read_other(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: str) -> Recording:
     """The sound in a file but WAV, by soundfile or else by ffmpeg. Raises InputError where neither can."""
     if not file.seek(0, 2):
         raise InputError(f"{where}: the file is empty")
@@ -149,30 +154,35 @@ def read_other(file: BinaryIO, source: str | Path | bytes, where: str) -> Record
             reason = f"soundfile says: {brief(error.error_string)}"
     if shutil.which("ffmpeg") is None:
         raise InputError(f"{where}: only the program ffmpeg can read it, and there is none in the PATH ({reason})")
-    return Recording(ffmpeg_blocks(source, where), RATE)
+    return Recording(ffmpeg_blocks(file, source, where), RATE)
 
 
 def soundfile_blocks(sound: Any, where: str) -> Iterator[np.ndarray]:
     with library_errors(f"{where}: cannot be read"):
-        for block in sound.blocks(BLOCK_FRAMES, dtype="float32", always_2d=True):
+        for block in sound.blocks(BLOCK_SAMPLES // sound.channels, dtype="float32", always_2d=True):
             yield mono(block)
 
 
-def ffmpeg_blocks(source: str | Path | bytes, where: str) -> Iterator[np.ndarray]:
-    """What the program ffmpeg reads, at RATE, by its own resampler."""
-    with tempfile.NamedTemporaryFile() as copy, tempfile.TemporaryFile() as said:
+def ffmpeg_blocks(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: str) -> Iterator[np.ndarray]:
+    """What the program ffmpeg reads, at RATE, by its own resampler. A file without a path is its stdin."""
+    with tempfile.TemporaryFile() as copy, tempfile.TemporaryFile() as said:
         if isinstance(source, bytes):
             copy.write(source)
             copy.flush()
-        name = copy.name if isinstance(source, bytes) else os.path.abspath(source)
-        command = ["ffmpeg", "-nostdin", "-v", "error", "-protocol_whitelist", "file", "-format_whitelist",
-                   FFMPEG_FORMATS, "-i", f"file:{name}", "-vn", "-f", "f32le", "-ac", "1", "-ar", str(RATE), "-"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said) as process:
+        stdin = copy if isinstance(source, bytes) else file
+        os.lseek(stdin.fileno(), 0, os.SEEK_SET)  # on macOS, /dev/fd/0 begins where stdin is
+        name = os.path.abspath(source) if isinstance(source, str | Path) else "/dev/fd/0"
+        command = ["ffmpeg", "-nostdin", "-v", "error", "-threads", "1", "-filter_threads", "1", "-protocol_whitelist",
+                   "file", "-format_whitelist", FFMPEG_FORMATS, "-i", f"file:{name}", "-vn", "-f", "f32le", "-ac", "1",
+                   "-ar", str(RATE), "-"]
+        # With Python's signals, where SIGXFSZ is ignored: messages beyond a limit are lost, and ffmpeg goes on.
+        with subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=said,
+                              restore_signals=False) as process:
             assert process.stdout is not None
             try:
-                while data := process.stdout.read(4 * BLOCK_FRAMES):
+                while data := process.stdout.read(4 * BLOCK_SAMPLES):
                     yield np.frombuffer(data[:len(data) // 4 * 4], "<f4")
-            except GeneratorExit:  # nobody wants the rest
+            except BaseException:  # nobody wants the rest
                 process.kill()
                 raise
         if process.returncode:

@@ -5,15 +5,15 @@ import asyncio
 import logging
 import re
 import time
-from collections.abc import AsyncIterator
-from concurrent.futures import Executor
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, closing, suppress
 from dataclasses import replace
-from functools import partial
 from importlib.util import find_spec
 from typing import Any
 from zlib import compress
 
+import numpy as np
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -29,10 +29,14 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.transcript import LONGEST_PART, Part, gap, joined_text, languages
 from qwen3_lib.io.errors import brief
+from qwen3_lib.io.sounds import Recording
+from qwen3_lib.server.decoding import Upload
 from qwen3_lib.server.replies import event
-from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stopping
+from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, stopping
 
 LARGEST_UPLOAD, UPLOAD_SECONDS = 25 * 2**20, 120  # bytes, as OpenAI's; seconds until they come
+MOST_UPLOADED = 2**29  # bytes of all uploads that come, wait or are heard
+EARS = 4  # sounds that are heard at a time, in turns: a part of one takes up to 120 MB
 MOST_SECONDS = 2 * 3600  # of a sound: a small file can hold days of silence
 FORM_FIELDS = ("file", "language", "prompt", "response_format", "stream", "temperature", "timestamp_granularities",
           "chunking_strategy")
@@ -41,16 +45,72 @@ TEXT_FORMS = (*STREAMED, "srt", "vtt", "verbose_json")
 logging.getLogger("python_multipart").addHandler(logging.NullHandler())  # strangers' mistakes would be lines on stderr
 
 
-async def form_of(request: Request) -> Body:
-    """The fields of a form; `file` has the file's bytes. Raises Refusal if it is too large, too slow, or none."""
+class Ears:
+    """Where uploads are heard, a few at a time, each in a thread. They wait on the disk.
+
+    queue_size: how many may wait for an ear.
+    """
+
+    def __init__(self, queue_size: int):
+        self.queue_size, self.n_waiting, self.n_bytes = queue_size, 0, 0  # n_bytes: of all uploads
+        self.threads, self.free = ThreadPoolExecutor(EARS), asyncio.Semaphore(EARS)
+
+    @asynccontextmanager
+    async def form_of(self, request: Request) -> AsyncIterator[Body]:
+        """The fields of a form; `file` is an Upload until the end. Raises Refusal if there are too many uploads."""
+        n_bytes = 0
+
+        def count(n: int) -> None:
+            nonlocal n_bytes
+            n_bytes, self.n_bytes = n_bytes + n, self.n_bytes + n
+            if self.n_bytes > MOST_UPLOADED:
+                raise too_many(f"uploads have {MOST_UPLOADED:,} bytes already")
+
+        try:
+            with closing(Upload((body := await form_of(request, count))["file"].file)) as upload:
+                yield body | {"file": upload}
+        finally:
+            self.n_bytes -= n_bytes
+
+    @asynccontextmanager
+    async def free_one(self) -> AsyncIterator[None]:
+        """Waits for an ear, and keeps it. Raises Refusal if too many wait."""
+        if self.free.locked() and self.n_waiting >= self.queue_size:
+            raise too_many(f"{self.n_waiting + EARS} sounds are heard or wait already")
+        self.n_waiting += 1
+        try:
+            await self.free.acquire()
+        finally:
+            self.n_waiting -= 1
+        try:
+            yield
+        finally:
+            self.free.release()
+
+
+def too_many(what: str) -> Refusal:
+    return Refusal(429, f"{what}; try again later", code="queue_full", headers={"Retry-After": "2"})
+
+
+async def form_of(request: Request, count: Callable[[int], None]) -> Body:
+    """The fields of a form; `file` is an UploadFile. count(n) is told of each n bytes that come.
+
+    Raises Refusal if the form is too large, too slow, or none.
+    """
     if find_spec("python_multipart") is None:
         raise Refusal(501, "the server lacks a package for uploads: pip install python-multipart")
-    n_bytes = 0
+    n_bytes, more = 0, True
+
+    async def received() -> Message:
+        nonlocal n_bytes, more
+        message = await request.receive()
+        n_bytes, more = n_bytes + len(message.get("body", b"")), message.get("more_body", False)
+        return message
 
     async def receive() -> Message:
-        nonlocal n_bytes
-        message = await request.receive()
-        if (n_bytes := n_bytes + len(message.get("body", b""))) > LARGEST_UPLOAD:
+        message = await received()
+        count(len(message.get("body", b"")))
+        if n_bytes > LARGEST_UPLOAD:
             raise Refusal(413, f"the upload has more than {LARGEST_UPLOAD:,} bytes; FLAC and MP3 take fewer", "file")
         return message
 
@@ -61,27 +121,35 @@ async def form_of(request: Request) -> Body:
     about = (b"content-type", b'multipart/form-data; boundary="%s"' % boundary[2].strip().encode("latin-1"))
     limited = Request({**request.scope, "headers": [about]}, receive)
     try:
-        async with asyncio.timeout(UPLOAD_SECONDS), limited.form(max_files=1, max_fields=64,
-                                                                 max_part_size=2**16) as form:
-            if not isinstance(file := form.get("file"), UploadFile):
-                raise Refusal(400, "there must be a form (multipart/form-data) with a file", "file")
-            body = {name.removesuffix("[]"): value for name, value in form.items()}
-            granularities = [*form.getlist("timestamp_granularities[]"), *form.getlist("timestamp_granularities")]
-            return body | {"file": await file.read(), "timestamp_granularities": granularities}
+        async with asyncio.timeout(UPLOAD_SECONDS):
+            try:
+                form = await limited.form(max_files=1, max_fields=64, max_part_size=2**16)
+            except (HTTPException, OSError, Refusal):
+                while more and n_bytes < 2 * LARGEST_UPLOAD:  # a client that still sends may not see the answer
+                    await received()
+                raise
     except TimeoutError as error:
         raise Refusal(408, f"the upload has not come within {UPLOAD_SECONDS} seconds") from error
     except HTTPException as error:
         raise Refusal(400, f"the form: {brief(error.detail)}") from error
+    except OSError as error:
+        raise Refusal(503, "there is no room on the disk for the upload; try again later",
+                      headers={"Retry-After": "2"}) from error
+    if not isinstance(file := form.get("file"), UploadFile):
+        await form.close()
+        raise Refusal(400, "there must be a form (multipart/form-data) with a file", "file")
+    body = {name.removesuffix("[]"): value for name, value in form.items()}
+    granularities = [*form.getlist("timestamp_granularities[]"), *form.getlist("timestamp_granularities")]
+    return body | {"file": file, "timestamp_granularities": granularities}
 
 
 class Speech(SpeechRequest):
     """An uploaded sound: the `pieces` of its text as they come, and then all of it in the form that is wanted."""
 
-    def __init__(self, worker: Worker, ears: Executor, body: Body, seconds: float, longest: int, aligner: Model | None):
+    def __init__(self, worker: Worker, ears: Ears, body: Body, seconds: float, longest: int, aligner: Model | None):
         """`ears`: where the tower hears, window by window; `seconds`: until all must be heard; `aligner`: a forced
         aligner for the times of words. Raises InputError."""
-        self.worker, self.seconds, self.ends_at = worker, seconds, time.monotonic() + seconds
-        self.run = partial(worker.loop.run_in_executor, ears)
+        self.worker, self.ears, self.ends_at = worker, ears, time.monotonic() + seconds
         self.jobs, self.segments, self.n_prompt = list[Job](), list[Value](), 0  # the job of the part that is heard
         body = known(body, FORM_FIELDS)
         given, self.form = body.get("stream", "false"), body.get("response_format", "json")
@@ -100,17 +168,49 @@ class Speech(SpeechRequest):
                          body.get("prompt", ""), longest, LONGEST_PART if self.form in STREAMED else SUBTITLE)
         if self.aligner is not None:
             check_aligner(self.aligner, self.language)
-        self.check()
-        self.first: Any = next(self.requests)  # so that a file that can't be read is refused before a stream begins
+        self.requests, self.work = self.asks(), self.sound.user
 
-    def check(self) -> None:
-        """Raises Refusal for a sound that is too long, and when the time is over."""
-        if max(self.recording.seconds or 0, self.end / RATE) > MOST_SECONDS:
+    def open(self) -> Recording:
+        sound = self.sound.open()
+        self.check(sound.seconds)
+        return sound
+
+    def check(self, seconds: float | None) -> None:
+        """Raises Refusal for a sound of so many seconds if that is too long, and when the server ends."""
+        if seconds and seconds > MOST_SECONDS:
             raise Refusal(413, f"the sound has more than {MOST_SECONDS:,} seconds", "file")
         if self.worker.over.is_set():
             raise stopping()
-        if time.monotonic() > self.ends_at:
-            raise out_of_time(self.seconds)
+
+    def close(self) -> None:
+        """Ends the work. What an ear is doing is finished, at most a window of 8 seconds, and its result is dropped."""
+        def drop(_: Any) -> None:
+            self.requests.close()
+            self.samples = np.empty(0, np.float32)  # a connection that stays open holds this object
+
+        self.worker.release(self.jobs)
+        self.work.cancel()
+        self.work.add_done_callback(drop)
+
+    async def heard(self, work: Callable[..., Any], *given: Any) -> AsyncIterator[Any]:
+        """None, a sign of life, while an ear works; and then the work's result."""
+        self.work = self.sound.user = self.ears.threads.submit(work, *given)
+        result, over = asyncio.wrap_future(self.work), asyncio.ensure_future(self.worker.over.wait())
+        result.add_done_callback(lambda result: result.cancelled() or result.exception())  # if nobody waits any more
+        try:
+            while not result.done():
+                await asyncio.wait((result, over), timeout=SIGN_OF_LIFE, return_when=asyncio.FIRST_COMPLETED)
+                self.check(self.end / RATE)
+                yield None
+            yield result.result()
+        finally:
+            over.cancel()
+            result.cancel()
+
+    async def begin(self) -> None:
+        """Opens the sound, so that one that can't be read is refused before a stream begins, and hears a window."""
+        async for self.first in self.heard(next, self.requests):
+            pass
 
     async def pieces(self) -> AsyncIterator[str]:
         """The pieces of the text; "" is a sign of life."""
@@ -121,16 +221,12 @@ class Speech(SpeechRequest):
                     yield piece
                 if self.aligner is not None:
                     part = self.parts[-1]
-                    self.parts[-1] = replace(part, words=await self.run(
-                        timed_words, self.aligner, self.samples, part.text, part.language, part.start))
-            following = self.run(next, self.requests, ())
-            while not following.done():  # a window may take seconds
-                over = asyncio.ensure_future(self.worker.over.wait())
-                await asyncio.wait((following, over), timeout=SIGN_OF_LIFE, return_when=asyncio.FIRST_COMPLETED)
-                over.cancel()
-                self.check()
+                    async for words in self.heard(timed_words, self.aligner, self.samples, part.text, part.language,
+                                                  part.start):
+                        yield ""
+                    self.parts[-1] = replace(part, words=words)
+            async for asked in self.heard(next, self.requests, ()):
                 yield ""
-            asked = following.result()
 
     async def answer(self, ids: list[int], options: AnswerOptions) -> AsyncIterator[str]:
         """The pieces of a part's text; `parts` has it at the end."""
@@ -142,7 +238,6 @@ class Speech(SpeechRequest):
             with suppress(TimeoutError):
                 await asyncio.wait_for(job.news.wait(), SIGN_OF_LIFE)
             job.news.clear()
-            self.check()
             if job.error is not None:
                 raise job.error
             answer += "".join(piece for _, piece in job.completion.pairs[n:job.n_pairs])

@@ -38,7 +38,7 @@ def child_of(module: str) -> dict[str, Any]:
     """The arguments for subprocess with which a process of its own calls main() of this module."""
     path = os.pathsep.join(folder or os.getcwd() for folder in sys.path)
     return {"args": [sys.executable, "-P", "-c", f"from {module} import main; main()"],
-            "env": os.environ | {"PYTHONPATH": path}}
+            "env": os.environ | {"PYTHONPATH": path, "OPENBLAS_NUM_THREADS": "1"}}
 
 
 def fork_of(conn: Connection) -> Connection:

@@ -35,7 +35,7 @@ from qwen3_lib.io.errors import brief, encoded, is_whole, parse_json
 from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses
 from qwen3_lib.server.replies import ChatReply, Reply, event
-from qwen3_lib.server.transcriptions import Speech, form_of
+from qwen3_lib.server.transcriptions import Ears, Speech
 from qwen3_lib.server.vetting import Grammars
 from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stopping
 from qwen3_vision import sees
@@ -198,14 +198,33 @@ class EventStream(StreamingResponse):
 
 
 class SpeechStream(EventStream):
-    """The same of a Speech."""
+    """The same of a Speech. `until`: what ends with it."""
+
+    def __init__(self, worker: Worker, speech: Speech, seconds: float, until: contextlib.AsyncExitStack):
+        super().__init__(worker, speech, seconds)
+        self.until = until
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async with self.until:
+            await super().__call__(scope, receive, send)
 
     async def write_chunks(self, write: Callable[[str], Awaitable[None]]) -> None:
         try:
-            async for chunk in self.reply.events():
-                await write(chunk)
+            async with in_time(self.reply.ends_at, self.seconds):
+                async for chunk in self.reply.events():
+                    await write(chunk)
         except InputError as error:
             await write(event(as_refusal(error, self.worker).value))
+
+
+@contextlib.asynccontextmanager
+async def in_time(ends_at: float, seconds: float) -> AsyncIterator[None]:
+    """Raises Refusal at `ends_at`, by the clock of time.monotonic, which the event loop has."""
+    try:
+        async with asyncio.timeout_at(ends_at):
+            yield
+    except TimeoutError as error:
+        raise out_of_time(seconds) from error
 
 
 async def all_ended(jobs: list[Job]) -> None:
@@ -269,7 +288,7 @@ class Server:
         self.grammars = Grammars()
         self.large = ThreadPoolExecutor(1)  # checks large bodies
         self.eyes = ThreadPoolExecutor(1)  # decodes the pictures of one request after another, in the same memory
-        self.ears = ThreadPoolExecutor(4)  # decode sounds, and hear them in turns
+        self.ears = Ears(worker.queue_size)
 
     @property
     def name(self) -> str:
@@ -315,11 +334,9 @@ class Server:
         if asked.stream:
             return EventStream(worker, reply, self.limits.seconds)
         try:
-            async with asyncio.timeout(self.limits.seconds):
+            async with in_time(time.monotonic() + self.limits.seconds, self.limits.seconds):
                 await self.unless_over(request, all_ended(jobs))
             return JSONResponse(reply.whole())
-        except TimeoutError as error:
-            raise out_of_time(self.limits.seconds) from error
         finally:
             worker.release(jobs)
 
@@ -333,17 +350,19 @@ class Server:
     async def transcriptions(self, request: Request) -> Response:
         """The text of an uploaded sound: see transcriptions.py."""
         sounds_of(self.worker.model)  # else there is nothing to upload to
-        form = await form_of(request)
-        speech = await self.unless_over(request, self.worker.loop.run_in_executor(
-            self.ears, Speech, self.worker, self.ears, form, self.limits.seconds, self.longest, self.limits.aligner()))
-        request.scope["usage"] = speech.usage
-        if speech.stream:
-            return SpeechStream(self.worker, speech, speech.seconds)
-        try:
-            whole = await self.unless_over(request, speech.finish())
-            return PlainTextResponse(whole) if isinstance(whole, str) else JSONResponse(whole)
-        finally:
-            self.worker.release(speech.jobs)
+        worker, seconds = self.worker, self.limits.seconds
+        async with contextlib.AsyncExitStack() as stack:
+            form = await stack.enter_async_context(self.ears.form_of(request))
+            speech = Speech(worker, self.ears, form, seconds, self.longest, self.limits.aligner())
+            stack.callback(speech.close)
+            request.scope["usage"] = speech.usage
+            async with in_time(speech.ends_at, seconds):
+                await self.unless_over(request, stack.enter_async_context(self.ears.free_one()))
+                await self.unless_over(request, speech.begin())
+                if speech.stream:
+                    return SpeechStream(worker, speech, seconds, stack.pop_all())
+                whole = await self.unless_over(request, speech.finish())
+                return PlainTextResponse(whole) if isinstance(whole, str) else JSONResponse(whole)
 
     async def models(self, request: Request) -> Response:
         model = self.worker.model
@@ -436,6 +455,8 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
         worker.start()
         yield
+        for threads in (server.large, server.eyes, server.ears.threads):  # here, where a signal's time still counts
+            await asyncio.to_thread(threads.shutdown, cancel_futures=True)
         await asyncio.to_thread(worker.stop)
         server.grammars.close()
 

@@ -20,7 +20,7 @@ from configs import ROOT, asr_config
 from helpers import assert_looks, axe_core
 from hearing import make_hearing, voice, wav_of
 from qwen3_asr import transcribe
-from qwen3_lib.app.speech import file_text
+from qwen3_lib.app.subtitles import file_text
 from qwen3_lib.server import decoding, transcriptions
 from serving import TRANSCRIPTIONS, Served, form, received, until
 

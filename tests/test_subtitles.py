@@ -5,8 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from qwen3_lib.app.speech import file_text
-from qwen3_lib.app.subtitles import cues, cues_of
+from qwen3_lib.app.subtitles import cues, cues_of, file_text
 from qwen3_lib.generation.aligner import Word, split_words
 from qwen3_lib.generation.transcript import Part
 

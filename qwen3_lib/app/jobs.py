@@ -18,7 +18,7 @@ from qwen3_lib.app.journal import Journal
 from qwen3_lib.app.openai import GenerationRequest
 from qwen3_lib.app.records import (Id, JobSettings, Row, Source, answer_row, id_of, parsed_row,
                                    refused_row, result_of)
-from qwen3_lib.app.speech import as_object
+from qwen3_lib.app.subtitles import as_object
 from qwen3_lib.app.terminal import NUMPY, engine_name, model_name, note
 from qwen3_lib.io.errors import InputError, counted
 from qwen3_lib.io.progress import progress

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
-from html import escape
 from typing import Any
 
 from qwen3 import Model, checked_whole
@@ -22,20 +21,17 @@ from qwen3_lib.app.cli import guarded
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.journal import Journal, check_output
 from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main, named_model
-from qwen3_lib.app.subtitles import cues
+from qwen3_lib.app.subtitles import OUTPUT_FORMS, SUBTITLE, as_object, clock, cues, file_text
 from qwen3_lib.app.terminal import (OutputError, Page, engine_name, harmless, model_name, note, peak_memory, print_json,
                                     write)
 from qwen3_lib.generation.aligner import Word
-from qwen3_lib.generation.transcript import (LONGEST_PART, Part, Transcript, checked_part, joined_text, languages,
-                                             usual_part)
+from qwen3_lib.generation.transcript import LONGEST_PART, Part, Transcript, checked_part, languages, usual_part
 from qwen3_lib.io.errors import InputError, brief, counted
 from qwen3_lib.io.progress import NoBar, progress
 from qwen3_lib.io.sounds import open_sound
 from qwen3_lib.io.writing import check_place, write_whole
 
 ALIGNER = "Qwen/Qwen3-ForcedAligner-0.6B"
-OUTPUT_FORMS = ("txt", "srt", "vtt", "json")
-SUBTITLE = 20  # seconds of a part whose text is a subtitle
 TAIL = 40  # characters of the text so far that progress shows
 SPEECH_JOB = "qwen3 speech job 1"  # stands in FILE.job
 HINTS = {name: f"it is called {ours}" for name, ours in {  # as Whisper's commands call them
@@ -74,31 +70,6 @@ def make_parser() -> Parser:
     add("--timestamps", action="store_true", help="print the text with its times while it is heard")
     add("--stats", action="store_true", help="print speed and memory to stderr")
     return parser
-
-
-# ---- Forms of a transcript -------------------------------------------------------------------------------------------
-
-def clock(seconds: float) -> str:
-    """Hours, minutes, seconds and thousandths: 00:01:02.345."""
-    minutes, rest = divmod(round(seconds * 1000), 60_000)
-    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}.{rest % 1000:03}"
-
-
-def as_object(parts: Sequence[Part]) -> dict[str, Any]:
-    return {"text": joined_text(parts), "language": languages(parts), "seconds": parts[-1].end if parts else 0.0,
-            "parts": [{key: value for key, value in asdict(part).items() if value != ()} for part in parts]}
-
-
-def file_text(parts: Sequence[Part], form: str) -> str:
-    """A transcript as the text of a file in one of OUTPUT_FORMS."""
-    if form == "json":
-        return json.dumps(as_object(parts), ensure_ascii=False, indent=2) + "\n"
-    if form == "txt":
-        return joined_text(parts) + "\n"
-    subtitles = [(f"{clock(start)} --> {clock(end)}\n", text) for start, end, text in cues(parts)]
-    if form == "vtt":
-        return "\n".join(["WEBVTT\n", *(f"{time}{escape(text, quote=False)}\n" for time, text in subtitles)])
-    return "\n".join(f"{i}\n{time.replace('.', ',')}{text}\n" for i, (time, text) in enumerate(subtitles, 1))
 
 
 # ---- What to do ------------------------------------------------------------------------------------------------------
@@ -258,9 +229,10 @@ def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output 
     streams = output is None and not args.json and not args.timestamps and form in ("", "txt")
     if output is None and len(args.sounds) > 1 and not args.json:
         write(f"{name}:\n")
+    form_of_bar = "{desc}: {n:.0f} s [{elapsed}]{postfix}" if (seconds := transcript.recording.seconds) is None else \
+        "{l_bar}{bar}| {n:.0f} s [{elapsed}<{remaining}]{postfix}"
     with NoBar() if streams and sys.stdout.isatty() else progress(  # there, the text itself shows it
-            description="hearing", delay=0, total=transcript.recording.seconds, initial=before,
-            bar_format="{l_bar}{bar}| {n:.0f} s [{elapsed}<{remaining}]{postfix}") as bar:
+            description="hearing", delay=0, total=seconds, initial=before, bar_format=form_of_bar) as bar:
         for event in transcript.events:
             if isinstance(event, str):
                 if streams:

@@ -1,16 +1,46 @@
-"""Subtitles of a transcript: what stands on the screen, from when to when."""
+"""Forms of a transcript: text, JSON, and subtitles: what stands on the screen, from when to when."""
 import itertools
+import json
 import re
 from collections.abc import Sequence
+from dataclasses import asdict
+from html import escape
+from typing import Any
 
 from qwen3_lib.generation.aligner import Word, split_words
-from qwen3_lib.generation.transcript import UNSPACED, Part
+from qwen3_lib.generation.transcript import UNSPACED, Part, joined_text, languages
 
+OUTPUT_FORMS = ("txt", "srt", "vtt", "json")
+SUBTITLE = 20  # seconds of a part whose text is a subtitle
 SHORTEST_CUE = 80  # ms, one step of the aligner: players don't show a subtitle without length
 # What ends a sentence, and what may close behind it; behind a full stop that isn't wide, there is a space.
 CLOSERS = "[\"'”’»」』)）\\]】]*"
 SENTENCE = re.compile(f".+?(?:[。？！]+{CLOSERS}|[.?!…]{CLOSERS}(?=\\s|\\Z)|\\Z)\\s*", re.DOTALL)
 SENTENCE_END = re.compile(f"[.?!…。？！]{CLOSERS}\\s*\\Z")
+
+
+def clock(seconds: float) -> str:
+    """Hours, minutes, seconds and thousandths: 00:01:02.345."""
+    minutes, rest = divmod(round(seconds * 1000), 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02}.{rest % 1000:03}"
+
+
+def as_object(parts: Sequence[Part]) -> dict[str, Any]:
+    """A transcript as --json, .json and batch files have it."""
+    return {"text": joined_text(parts), "language": languages(parts), "seconds": parts[-1].end if parts else 0.0,
+            "parts": [{key: value for key, value in asdict(part).items() if value != ()} for part in parts]}
+
+
+def file_text(parts: Sequence[Part], form: str) -> str:
+    """A transcript as the text of a file in one of OUTPUT_FORMS."""
+    if form == "json":
+        return json.dumps(as_object(parts), ensure_ascii=False, indent=2) + "\n"
+    if form == "txt":
+        return joined_text(parts) + "\n"
+    subtitles = [(f"{clock(start)} --> {clock(end)}\n", text) for start, end, text in cues(parts)]
+    if form == "vtt":
+        return "\n".join(["WEBVTT\n", *(f"{time}{escape(text, quote=False)}\n" for time, text in subtitles)])
+    return "\n".join(f"{i}\n{time.replace('.', ',')}{text}\n" for i, (time, text) in enumerate(subtitles, 1))
 
 
 def cues(parts: Sequence[Part]) -> list[tuple[float, float, str]]:

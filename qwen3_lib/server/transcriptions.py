@@ -23,7 +23,7 @@ from qwen3 import Model
 from qwen3_asr import LANGUAGES, RATE, language_and_text
 from qwen3_lib.app.dictation import SpeechRequest
 from qwen3_lib.app.openai import Body, GenerationRequest, Refusal, Value, flag, known, usage_of
-from qwen3_lib.app.speech import SUBTITLE, file_text
+from qwen3_lib.app.subtitles import SUBTITLE, file_text
 from qwen3_lib.generation.aligner import check_aligner, timed_words
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions

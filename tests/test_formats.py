@@ -10,7 +10,7 @@ import qwen3_numba as fast
 from helpers import assert_one_line, logits_of, message_of, random_ids, works_or_refused
 from make_random_model import make_random_model
 from packed import blocks_of, reference
-from published import (AWQ_PLACES, CASES, COMPRESSED, FLOAT, GPTQ, STATE, awq, compressed, draws, half, in_groups,
+from published import (AWQ_PLACES, CASES, COMPRESSED, FLOAT, GPTQ, STATE, awq, compressed, draws, gptq, half, in_groups,
                        is_nearest_int8, pack_words, quantize_model, tensors_of, text, write_tensors)
 from published import WHOLE_GROUPS as CONFIG
 from qwen3 import Tensor, to_float32
@@ -88,6 +88,7 @@ PACKED = "pack-quantized"
 BYTES = {  # of compressed-tensors: the format, its settings, and the block of numbers that shares a scale
     "4 bits, group": (PACKED, {"num_bits": 4, "group_size": 32}, (1, 32)),
     "4 bits, group, asymmetric": (PACKED, {"num_bits": 4, "group_size": 32, "symmetric": False}, (1, 32)),
+    "2 bits, channel, asymmetric": (PACKED, {"num_bits": 2, "strategy": "channel", "symmetric": False}, (1, None)),
     "8 bits, group": (PACKED, {"num_bits": 8, "group_size": 16}, (1, 16)),
     "8 bits, channel, asymmetric": (PACKED, {"num_bits": 8, "strategy": "channel", "symmetric": False}, (1, None)),
     "int8, channel": ("int-quantized", {"num_bits": 8, "strategy": "channel"}, (1, None)),
@@ -152,6 +153,16 @@ def test_bitsandbytes(size, nested, storage):
     assert np.array_equal(ours, library.dequantize_4bit(codes, state).numpy())
 
 
+def test_llm_int8():
+    """Rounded and dequantized by bitsandbytes itself."""
+    torch = pytest.importorskip("torch")
+    library = pytest.importorskip("bitsandbytes.functional")
+    codes, largest, _ = library.int8_vectorwise_quant(torch.randn(300, 40).half())
+    parts = {"weight": Tensor("I8", codes.numpy(), None), "SCB": Tensor("F32", largest.numpy(), None)}
+    ours = bitsandbytes("w", parts, {})[2](0, 300).values()
+    assert np.array_equal(ours, library.int8_vectorwise_dequant(codes, largest).numpy())
+
+
 @pytest.mark.parametrize("bits, order, sums", [
     (4, AWQ_PLACES, (1691635820, 3802259335)), (4, None, (956932586, 3990857909)),
     (8, None, (3110420310, 1234976046))], ids=["AutoAWQ 0.2.7", "AutoGPTQ 0.7.1", "AutoGPTQ 0.7.1, 8 bits"])
@@ -161,6 +172,17 @@ def test_words_are_packed_as_by_the_tools(bits, order, sums):
     q, zero, *_ = in_groups(w, bits, np.arange(32) // 8, symmetric=False, least=1)
     words = [pack_words(part.T, bits, order) for part in (q, zero)] if order else \
         [pack_words(q, bits).T, pack_words(zero.T - 1, bits)]
+    assert tuple(zlib.crc32(np.ascontiguousarray(part)) for part in words) == sums
+
+
+@pytest.mark.parametrize("bits, sums", [
+    (2, (3252670081, 790936401, 2088914049)), (4, (4052039999, 3818963742, 4203092586)),
+    (8, (3205114526, 4018639102, 3169105892))])
+def test_words_are_packed_as_by_gptqmodel(bits, sums):
+    """The CRC-32 of qweight, and of qzeros in version 2 and 1, by GPTQModel 7.7. Among the zero points are zeros."""
+    settings, w = GPTQ | {"bits": bits, "sym": False}, np.arange(64 * 64, dtype=np.float32).reshape(64, 64)
+    (two, values), (one, _) = (gptq(w, settings | {"checkpoint_format": form}) for form in ("gptq_v2", "gptq"))
+    words = [two["qweight"][1], two["qzeros"][1], one["qzeros"][1]]
     assert tuple(zlib.crc32(np.ascontiguousarray(part)) for part in words) == sums
 
 

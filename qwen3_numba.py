@@ -70,7 +70,7 @@ try:
     from qwen3_lib.kernels.memory import aligned, empty
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
-    from qwen3_lib.kernels.team import Team
+    from qwen3_lib.kernels.team import team_of
     from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, choose_formats, layers_of, may_move,
                                            move_layer, mtp_head, stored_tensors, touch_pages)
 except ImportError as error:
@@ -106,7 +106,7 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     unpacks = any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     packs = quantize or unpacks
     make_kernels(layers_of(config), *["quantize_block"] * bool(quantize), *["pack_block"] * unpacks)
-    team, arrays = Team(threads or available_cpus()), list[np.ndarray]()
+    team, arrays = team_of(threads or available_cpus()), list[np.ndarray]()
     vectors = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if len(shapes[name]) != 2}
     matrices, plan = {}, choose_formats(config, stored, format).items()
     if saved is None and packs:

@@ -94,11 +94,14 @@ def test_segments(model, hear):
                for segment, part in zip(found.segments, parts))
 
 
-def test_words(model, tmp_path):
-    """Their times are the library's; subtitles break at them."""
+def test_words(model, tmp_path, monkeypatch):
+    """Their times are the library's; subtitles break at them. The aligner, too, hears in one thread for each sound."""
     aligner = qwen3_numba.load_model(make_hearing(asr_config("0.6B", n_classes=60), tmp_path / "aligner"), "int8", 1)
     fields = {"file": ("a.wav", LONG), "model": "m", "language": "en", "timestamp_granularities": ["word"]}
     expected = transcribe(model, LONG, "en", longest_part=20, words=aligner).parts
+    threads, real = set(), qwen3_asr.audio_tower
+    monkeypatch.setattr(qwen3_asr, "audio_tower",
+                        lambda *given: threads.add(threading.current_thread()) or real(*given))
     with Served(model, slots=2, aligner=lambda: aligner) as served:
         create = served.client().audio.transcriptions.create
         found, subtitles = (create(response_format=name, **fields) for name in ("verbose_json", "srt"))
@@ -106,7 +109,7 @@ def test_words(model, tmp_path):
             create(response_format="verbose_json", **fields | {"language": "ja"})
     assert [(word.word, word.start, word.end) for word in found.words] == [
         (word.text, word.start, word.end) for part in expected for word in part.words] and len(found.words) > 10
-    assert subtitles.count(" --> ") > len(expected)
+    assert subtitles.count(" --> ") > len(expected) and {thread.name[:3] for thread in threads} == {"ear"}
     assert "".join(word.word for word in found.words) == "".join(part.text for part in expected)
 
 

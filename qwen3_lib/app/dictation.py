@@ -16,8 +16,8 @@ from qwen3_lib.io.sounds import Recording, open_sound
 class SpeechRequest:
     """A sound that is written down part after part.
 
-    `asks` gives a part's prompt and options when the answer before has been taken, and before these None for each window
-    that the tower has heard, so that others can be served in between. It opens the sound.
+    `asks` opens the sound. It gives a part's prompt and options when the answer before has been taken, and before these
+    None for each window that the tower has heard, so that others can be served in between.
     """
     salt, tools = "", None
 

@@ -4,6 +4,7 @@ import itertools
 import re
 import unicodedata
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -85,14 +86,15 @@ def repaired(times: np.ndarray) -> np.ndarray:
     return found
 
 
-def timed_words(model: Model, samples: np.ndarray, text: str, language: str, start: float = 0.0) -> tuple[Word, ...]:
+def timed_words(model: Model, samples: np.ndarray, text: str, language: str, start: float = 0.0,
+                each: Any = in_threads) -> tuple[Word, ...]:
     """The words of the text of a sound [n] that begins at `start` seconds; they join to the text.
 
-    A text without letters and numbers is one word, as long as the sound.
+    A text without letters and numbers is one word, as long as the sound. `each`: as of Sounds.hear.
     """
     check_aligner(model, language)
     if not (words := split_words(text)):
         return (Word(text, round(start, 3), round(start + len(samples) / RATE, 3)),) if text else ()
-    classes = mark_classes(model, sounds_of(model).hear(samples, in_threads), [word for _, word in words])
+    classes = mark_classes(model, sounds_of(model).hear(samples, each), [word for _, word in words])
     times = [round(start + int(ms) / 1000, 3) for ms in repaired(classes * CLASS_MS)]
     return tuple(Word(shown, first, last) for (shown, _), first, last in zip(words, times[::2], times[1::2]))

@@ -1,6 +1,6 @@
 """Sounds in files, bytes and arrays -> samples of one channel, 16,000 a second, in blocks: any length in little memory.
 
-A file is read by the first that can: this file reads WAV; soundfile FLAC, OGG, MP3 and more; the program ffmpeg all else.
+A file is read by the first that can: this file reads WAV; soundfile FLAC, OGG, MP3 and more; ffmpeg all else.
 soxr changes the rate; if it is absent, ffmpeg does.
 """
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Recording:
 def open_sound(source: Any) -> Recording:
     """The sound in a file, in its bytes, or (samples [n], their rate) -> the mean of its channels at RATE.
 
-    A file is its path, or an open file with a fileno. Samples are floats from -1 to 1, or int16, which 32,768 divides. A
+    A file is its path, or open, with a fileno. Samples are floats from -1 to 1, or int16, which 32,768 divides. A
     Recording, which is open already, stays as it is.
 
     Raises InputError for what can't be read, most of it at once, damage inside a file while its blocks are read.

@@ -104,6 +104,16 @@ class Team:
             answers.get()
 
 
+TEAMS = weakref.WeakValueDictionary[int, Team]()
+
+
+def team_of(n_threads: int) -> Team:
+    """The team of so many threads that all models of this process share: two would have more threads than cores."""
+    if (team := TEAMS.get(n_threads)) is None:
+        team = TEAMS[n_threads] = Team(n_threads)
+    return team
+
+
 def end(queues: Iterable[queue.SimpleQueue]) -> None:
     """Ends the threads that take tasks from these queues."""
     for tasks in queues:

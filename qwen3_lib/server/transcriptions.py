@@ -28,6 +28,7 @@ from qwen3_lib.generation.aligner import check_aligner, timed_words
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.transcript import LONGEST_PART, Part, gap, joined_text, languages
+from qwen3_lib.io.cores import in_turns
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.sounds import Recording
 from qwen3_lib.server.decoding import Upload
@@ -53,7 +54,7 @@ class Ears:
 
     def __init__(self, queue_size: int):
         self.queue_size, self.n_waiting, self.n_bytes = queue_size, 0, 0  # n_bytes: of all uploads
-        self.threads, self.free = ThreadPoolExecutor(EARS), asyncio.Semaphore(EARS)
+        self.threads, self.free = ThreadPoolExecutor(EARS, "ear"), asyncio.Semaphore(EARS)
 
     @asynccontextmanager
     async def form_of(self, request: Request) -> AsyncIterator[Body]:
@@ -222,7 +223,7 @@ class Speech(SpeechRequest):
                 if self.aligner is not None:
                     part = self.parts[-1]
                     async for words in self.heard(timed_words, self.aligner, self.samples, part.text, part.language,
-                                                  part.start):
+                                                  part.start, in_turns):
                         yield ""
                     self.parts[-1] = replace(part, words=words)
             async for asked in self.heard(next, self.requests, ()):

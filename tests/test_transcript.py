@@ -1,5 +1,5 @@
 """Transcripts: where long sounds are cut, how parts join, the times of words, what the options do."""
-import json
+import functools
 import os
 import tracemalloc
 from dataclasses import replace
@@ -7,16 +7,18 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from hypothesis import given
 
 import qwen3
 import qwen3_asr
 from configs import asr_config
 from hearing import make_hearing, voice, wav_of
-from helpers import message_of
+from helpers import message_of, patiently
 from qwen3_asr import transcribe
-from qwen3_lib.generation.aligner import timed_words
+from qwen3_lib.generation.aligner import Word, timed_words
 from qwen3_lib.generation.transcript import Part, Transcript, joined_text, languages, parts_in, quietest, usual_part
 from qwen3_lib.io.sounds import open_sound
+from test_subtitles import TEXTS
 
 VOICE = voice(30_000)
 
@@ -38,6 +40,9 @@ def model(path):
 @pytest.fixture(scope="module")
 def aligner_path(tmp_path_factory):
     return make_hearing(asr_config("0.6B", n_classes=60), tmp_path_factory.mktemp("aligner"))
+
+
+aligner_at = functools.cache(qwen3.load_model)
 
 
 @pytest.fixture
@@ -201,6 +206,17 @@ def test_words_have_times(model, aligner_path, sound):
         alone = samples[round(part.start * 16_000):round(part.end * 16_000)]
         alone = timed_words(aligner, alone, part.text, "English")
         assert [round(word.start + part.start, 3) for word in alone] == [word.start for word in part.words]
+
+
+@patiently(60)
+@given(TEXTS)
+def test_timed_words_join_to_any_text(aligner_path, text):
+    """A text without letters and numbers is one word, as long as the sound."""
+    found = timed_words(aligner_at(aligner_path), VOICE[:9_000], text, "English", 3.0)
+    times = [time for word in found for time in (word.start, word.end)]
+    assert "".join(word.text for word in found) == text and times == sorted(times) and min(times, default=3) >= 3
+    if not any(c.isalnum() or c == "'" for c in text):
+        assert found == ((Word(text, 3.0, 3.562),) if text else ())
 
 
 def test_words_that_have_no_times(model, aligner_path):

@@ -33,8 +33,9 @@ from qwen3_lib.page import contents  # noqa: E402
 from tokenizer_utils import Tokenizer, load_tokenizer  # noqa: E402
 
 # A script's `pytest &` starts with SIGINT ignored, nohup with SIGHUP, and so would every process that a test starts.
-for number, handler in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-    if signal.getsignal(number) == signal.SIG_IGN:
+for name, handler in (("SIGINT", signal.default_int_handler), ("SIGHUP", signal.SIG_DFL)):
+    number = getattr(signal, name, None)  # Windows has no SIGHUP
+    if number is not None and signal.getsignal(number) == signal.SIG_IGN:
         signal.signal(number, handler)
 
 # What many tests do again and none of them tests: compiling the same chat template, measuring the speed of memory.

@@ -122,6 +122,8 @@ def finish(process: subprocess.Popen, timeout: float = 60) -> tuple[int, bytes, 
 
 def forked(work) -> int:
     """Runs work() in a process of its own -> its exit status."""
+    if not hasattr(os, "fork"):
+        pytest.skip("this system has no fork")
     if (child := os.fork()) == 0:
         sys.dont_write_bytecode = True  # under a limit for files, Python would keep modules that are cut off
         with contextlib.suppress(BaseException):

@@ -2,7 +2,6 @@
 import io
 import json
 import os
-import pty
 import runpy
 import sys
 
@@ -164,7 +163,7 @@ def test_a_reader_that_has_left_is_no_error(embedder):
 
 
 def test_a_terminal_gets_no_binary(embedder):
-    leader, follower = pty.openpty()
+    leader, follower = pytest.importorskip("pty").openpty()
     message = refusal("--model", embedder, stdin="a\n", stdout=follower)
     os.close(follower)
     os.close(leader)

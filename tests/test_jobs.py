@@ -3,7 +3,6 @@ import contextlib
 import json
 import os
 import random
-import resource
 import signal
 import tracemalloc
 from types import SimpleNamespace
@@ -219,6 +218,7 @@ def test_a_full_disk(scratch, expected):
         before = whole(out)
 
         def job(limit=limit):
+            import resource
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             try:
                 run(scratch / "in.jsonl", out)
@@ -240,6 +240,7 @@ def test_a_disk_too_full_for_the_description(scratch):
     source, out, said = write_input(scratch, ["a"]), scratch / "out.jsonl", scratch / "said"
 
     def job():
+        import resource
         resource.setrlimit(resource.RLIMIT_FSIZE, (30, resource.RLIM_INFINITY))
         message = message_of(run, source, out)
         resource.setrlimit(resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)

@@ -7,11 +7,9 @@ import shlex
 import signal
 import subprocess
 import sys
-import termios
 from pathlib import Path
 
 import numpy as np
-import pexpect
 import pytest
 from safetensors.numpy import load_file, save_file
 
@@ -21,6 +19,8 @@ from helpers import LIMA, MADRID, PERU, SPAIN, TALK, WEATHER, roles
 from make_random_model import make_random_model
 from qwen3_lib.app import prompt
 
+termios = pytest.importorskip("termios", reason="Windows has no terminals as Unix has")
+pexpect = pytest.importorskip("pexpect")
 TIMEOUT = 60
 ROOT = Path(__file__).resolve().parents[1]
 DEMO = ROOT / "demo"

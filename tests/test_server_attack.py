@@ -6,7 +6,6 @@ import json
 import os
 import random
 import re
-import resource
 import socket
 import sys
 import threading
@@ -342,6 +341,7 @@ def test_large_bodies_are_checked_one_at_a_time(demo, monkeypatch):
 
 def test_many_connections_and_slow_senders(demo, monkeypatch):
     """300 (FUZZ=10: 3,000) silent ones, or ones that send a byte now and then: others are answered."""
+    resource = pytest.importorskip("resource")
     monkeypatch.setattr(web, "BODY_SECONDS", 1)
     head = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\n"
     slow = [head + b"Content-Length: 99\r\n\r\n", head + b"Content-Length: 99\r\n\r\n{"]

@@ -3,7 +3,6 @@ import io
 import json
 import os
 import random
-import resource
 import signal
 import sys
 
@@ -343,6 +342,7 @@ def test_a_full_disk(path, parts, sound):
     heard = 0
     for limit in range(300, 3000, 150):
         def main(args, limit=limit):
+            import resource
             resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
             return qwen3_asr.main(args)
 

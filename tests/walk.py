@@ -18,6 +18,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text("utf-8")
+BASH = shutil.which("bash") or "bash"  # on Windows Git's, if it stands before the system's own in the PATH
+KEPT = ("QWEN3_INT8_PATH", "SYSTEMROOT", "TEMP", "TMP")  # without the latter, no program of Windows starts
 PARIS = "The capital of France is Paris."
 ANY = r"\S"
 EXPECTED = {  # a part of README's command -> patterns of what stdout has and stderr is; of others: something, nothing
@@ -31,8 +33,8 @@ failures: list[str] = []
 def step(command: str, stdout: str = ANY, stderr: str = "", cwd: Path = ROOT) -> None:
     """A command without input: status 0, patterns of what it says."""
     start = time.monotonic()
-    done = subprocess.run(["bash", "-euo", "pipefail", "-c", command], cwd=cwd, env=ENVIRONMENT, capture_output=True,
-                          stdin=subprocess.DEVNULL, text=True)
+    done = subprocess.run([BASH, "-euo", "pipefail", "-c", command], cwd=cwd, env=ENVIRONMENT, capture_output=True,
+                          stdin=subprocess.DEVNULL, encoding="utf-8")
     faults = [f"status {done.returncode}"] * (done.returncode != 0)
     faults += [f"stdout is {done.stdout[-500:]!r}"] * (re.search(stdout, done.stdout) is None)
     right = re.fullmatch(stderr, done.stderr, re.DOTALL) and "Traceback" not in done.stderr
@@ -91,8 +93,9 @@ def jobs() -> None:
 if __name__ == "__main__":
     with tempfile.TemporaryDirectory() as home:
         HOME = Path(home)
-        kept = {name: os.environ[name] for name in ["QWEN3_INT8_PATH"] if name in os.environ}
-        ENVIRONMENT = kept | {"HOME": home, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+        kept = {name: os.environ[name] for name in KEPT if name in os.environ}
+        ENVIRONMENT = kept | {"HOME": home, "USERPROFILE": home,
+                              "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
         begun = time.monotonic()
         for part in (readme, two_files, jobs):
             part()

@@ -3,7 +3,7 @@
 # dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "huggingface_hub>=1.33", "tqdm>=4.66",
 #                 "jinja2>=3.1.6", "prompt_toolkit>=3.0.40", "threadpoolctl>=3.5", "numba>=0.62",
 #                 "starlette>=1.0", "uvicorn>=0.50", "llguidance>=1.9", "pillow>=10.3",
-#                 "python-multipart>=0.0.20"]
+#                 "python-multipart>=0.0.27"]
 # ///
 """A server that speaks OpenAI's API, with either engine.
 

@@ -114,10 +114,10 @@ def received(connection, word):
     return text
 
 
-def started(*options, program=(ROOT / "qwen3_server.py",)):
+def started(*options, program=(ROOT / "qwen3_server.py",), **variables):
     """(the process of a server at a free port, its lines until it is ready: the last ends with its address)"""
     process = subprocess.Popen([sys.executable, *program, "--port", "0", "--slots", "2", *options], cwd=ROOT, text=True,
-                               stderr=subprocess.PIPE, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"})
+                               stderr=subprocess.PIPE, env=os.environ | {"OPENBLAS_NUM_THREADS": "1"} | variables)
     lines = [process.stderr.readline()]
     while lines[-1] and "for clients" not in lines[-1]:
         lines.append(process.stderr.readline())

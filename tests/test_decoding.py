@@ -9,6 +9,7 @@ import signal
 import socket
 import subprocess
 import sys
+import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -48,9 +49,9 @@ class Process:
     """A server in a process of its own."""
 
     def __init__(self, *options, **more):
-        self.process, lines = started("--model", str(HEARING), "--no-fast", *options, **more)
+        self.mark = uuid.uuid4().hex
+        self.process, lines = started("--model", str(HEARING), "--no-fast", *options, **more, STARTED_BY=self.mark)
         self.port = int(lines[-1].rpartition(":")[2].partition("/")[0])
-        self.marker = os.environ["PATH"].encode()
         self.before = self.children()
 
     def __enter__(self):
@@ -60,16 +61,17 @@ class Process:
         self.process.kill()
         self.process.wait()
         for pid in self.children():
-            os.kill(pid, signal.SIGKILL)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
 
     def children(self):
-        """The numbers of all processes that it and its children have started."""
+        """The numbers of all processes that it and its children have started: they inherit its own variable."""
         found = set()
         for folder in Path("/proc").glob("[0-9]*"):
             with contextlib.suppress(OSError):
-                if self.marker in (folder / "environ").read_bytes():
+                if f"STARTED_BY={self.mark}".encode() in (folder / "environ").read_bytes():
                     found.add(int(folder.name))
-        return found - {os.getpid(), self.process.pid}
+        return found - {self.process.pid}
 
     def files(self):
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))

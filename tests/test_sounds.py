@@ -153,6 +153,21 @@ def test_channels_of_other_files(n, tmp_path):
 
 
 @needs_soundfile
+def test_files_in_which_soundfile_cant_seek(tmp_path, monkeypatch):
+    """XI; a FLAC from a pipe, which doesn't say how long it is, is ffmpeg's."""
+    import soundfile
+    soundfile.write(tmp_path / "a.xi", VOICE, 44_100, format="XI", subtype="DPCM_16")
+    assert np.abs(samples_of(tmp_path / "a.xi") - samples_of((VOICE, 44_100))).max() < 1e-3
+    soundfile.write(tmp_path / "a.flac", VOICE, 16_000)
+    data = bytearray((tmp_path / "a.flac").read_bytes())
+    data[21:26] = data[21] & 0xf0, 0, 0, 0, 0  # 36 bits: how many samples
+    if shutil.which("ffmpeg") is not None:
+        assert np.array_equal(samples_of(bytes(data)), samples_of(tmp_path / "a.flac"))
+    monkeypatch.setenv("PATH", "")
+    assert "doesn't say how long it is" in message_of(samples_of, bytes(data))
+
+
+@needs_soundfile
 @pytest.mark.parametrize("rate", [8_000, 22_050, 44_100, 48_000])
 def test_other_rates(rate):
     """In blocks as at once, which is what librosa does for Qwen's package."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import io
 import os
+import re
 import shutil
 import struct
 import subprocess
@@ -149,7 +150,9 @@ def read_other(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: st
             sound = soundfile.SoundFile(file)
             if sound.channels > MOST_CHANNELS:
                 raise InputError(f"{where}: {sound.channels} channels can't be read")
-            return Recording(soundfile_blocks(sound, where), sound.samplerate, sound.frames / sound.samplerate)
+            if sound.frames < 2**62:
+                return Recording(soundfile_blocks(sound, where), sound.samplerate, sound.frames / sound.samplerate)
+            reason = "soundfile can't, because the file doesn't say how long it is"  # a FLAC from a pipe
         except soundfile.LibsndfileError as error:
             reason = f"soundfile says: {brief(error.error_string)}"
     if shutil.which("ffmpeg") is None:
@@ -159,7 +162,7 @@ def read_other(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: st
 
 def soundfile_blocks(sound: Any, where: str) -> Iterator[np.ndarray]:
     with library_errors(f"{where}: cannot be read"):
-        for block in sound.blocks(BLOCK_SAMPLES // sound.channels, dtype="float32", always_2d=True):
+        while len(block := sound.read(BLOCK_SAMPLES // sound.channels, dtype="float32", always_2d=True)):
             yield mono(block)
 
 
@@ -186,8 +189,9 @@ def ffmpeg_blocks(file: BinaryIO, source: str | Path | bytes | io.IOBase, where:
                 process.kill()
                 raise
         if process.returncode:
-            said.seek(0)
-            reason = said.read(10_000).decode("utf-8", "replace").strip().rpartition("\n")[2]
+            said.seek(max(0, said.seek(0, os.SEEK_END) - 10_000))
+            reason = said.read().decode("utf-8", "replace").strip().rpartition("\n")[2]
+            reason = re.sub(r"^\[[^]]* @ 0x\w+\] ", "", reason)  # which part of ffmpeg says it
             if "not contain any stream" in reason:
                 raise InputError(f"{where}: there is no sound in it")
             raise InputError(f"{where}: cannot be read by ffmpeg: {brief(reason.removeprefix(f'file:{name}: '))}")

@@ -45,7 +45,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 if __name__ == "__main__" and find_spec("qwen3") is None:
     sys.exit("qwen3_asr.py: it needs qwen3.py and tokenizer_utils.py beside it")
@@ -53,8 +53,8 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 import qwen3  # first: it says in one line what is missing
 import numpy as np
 import tokenizers
-from qwen3 import (LIBRARY, QWEN3, Config, Folder, KVCache, Media, Model, Sequence, Stream, attention, checked_whole,
-                   dense, gelu, layer_norm, linear, to_float32)
+from qwen3 import (LIBRARY, QWEN3, Config, Folder, KVCache, Media, Model, SamplingOptions, Sequence, Stream, attention,
+                   checked_whole, dense, gelu, layer_norm, linear, to_float32)
 from tokenizer_utils import (InputError, Tokenizer, brief, library_errors, load_tokenizer, make_tokenizer,
                              read_json_object)
 
@@ -380,7 +380,8 @@ def samples_in_wav(file: str) -> np.ndarray:
 
 
 def transcribe(model: Model, sound: Any, language: str | None = None, context: str | None = None,
-               words: Model | Literal[False] = False, **options: Any) -> Transcript:
+               words: Model | Literal[False] = False, longest_part: float | None = None, max_tokens: int | None = None,
+               seed: int | None = None, **sampling: Unpack[SamplingOptions]) -> Transcript:
     """The text of a sound: its file's path, the file's bytes, or (samples [n], how many of them a second).
 
     Samples are floats from -1 to 1, or int16 from -32,768 to 32,767; louder floats are divided by their peak.
@@ -388,11 +389,13 @@ def transcribe(model: Model, sound: Any, language: str | None = None, context: s
     language: the one that is spoken, "English" or "en"; None: the model finds out
     context: words that the sound is likely to hold, names for example
     words: a forced aligner, Qwen/Qwen3-ForcedAligner-0.6B, which tells when each word is said: `words` of each part
-    options: max_tokens of a part, by default those of its sound and 64 more; longest_part in seconds; those of Sampling
+    longest_part: in seconds; max_tokens of a part, by default those of its sound and 64 more
+    seed and sampling: as in qwen3.generate, but greedy by default
     Raises InputError for what can't be read, and for a model that can't hear.
     """
     from qwen3_lib.generation.transcript import Transcript
-    return Transcript(model, sound, language, context, words=words, **options)
+    options: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, **sampling}
+    return Transcript(model, sound, language, context, longest_part, words, **options)
 
 
 def chat(model: Model, prompt: str, language: str | None, context: str | None, system: str | None,

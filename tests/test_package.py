@@ -119,6 +119,7 @@ def test_the_installed_tree_has_the_shape_of_the_checkout(installed):
 
 PROGRAM = """\
 import qwen3
+import qwen3_asr
 import qwen3_numba
 from qwen3 import BUNDLED, InputError, KVCache, chat, generate, load_model
 from qwen3_lib.generation.completion import Completion
@@ -144,6 +145,7 @@ MISTAKES = {  # a line -> what the type checker says of it
     "chat(model, 'Hello', temprature=0)": 'Unexpected keyword argument "temprature"',
     "chat(model, 'Hello', stop=1)": '"stop" .* incompatible type "int"',
     "Completion(model, [1], temprature=0)": 'Unexpected keyword argument "temprature"',
+    "qwen3_asr.transcribe(model, 'x.wav', temprature=0)": 'Unexpected keyword argument "temprature"',
     "generate(model, [1], temprature=0)": 'Unexpected keyword argument "temprature"',
     "load_model('x', quantize='int8')": '"quantize" .* incompatible type "str"; expected "Never"',
     "generate(model, [1], top_p='all')": '"top_p" .* incompatible type "str"',

@@ -63,7 +63,7 @@ def test_the_page_shows_what_a_token_listens_to(tmp_path):
     with wave.open(str(FOLDER / "speech.wav")) as file:
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2") / np.float32(32768)
     model = qwen3.load_model(FOLDER)
-    page = contents(model, PageOptions("Lucy", sound=samples, quantized=False))
+    page = contents(model, PageOptions("Lucy", sound=samples))
     picture, n = page["pictures"][0], page["tokens"]["ids"].count(~0)
     assert page["about"]["answer"] == SPEECH and page["heard"] and not page["mrope"]
     assert (picture["rows"], picture["columns"]) == (1, n) and n == 13 * 3 + 10  # 3.8 seconds

@@ -388,6 +388,9 @@ def test_an_answer_whole_and_streamed(client, demo):
     alone = chat(demo, FRANCE, logprobs=2).finish()
     assert (choice.message.content, choice.message.reasoning_content) == (PARIS, "France: Paris")
     assert choice.finish_reason == "stop" and whole.usage.completion_tokens == len(alone.token_ids)
+    think = demo.tokenizer.token_to_id("<think>"), demo.tokenizer.token_to_id("</think>")
+    thought = [*alone.token_ids[alone.token_ids.index(think[0]) + 1:alone.token_ids.index(think[1])]]
+    assert len(thought) > 2 and whole.usage.completion_tokens_details.reasoning_tokens == len(thought)
     entries = choice.logprobs.content
     assert b"".join(bytes(entry.bytes) for entry in entries).decode() == alone.text
     assert all(len(entry.top_logprobs) == 2 and entry.logprob <= 0 for entry in entries)
@@ -399,6 +402,14 @@ def test_an_answer_whole_and_streamed(client, demo):
     assert first.role == "assistant" and first.content is None and "content" in first.model_fields_set
     assert last.choices == [] and last.usage.prompt_tokens == len(alone.prompt_ids)
     assert last.usage.prompt_tokens_details.cached_tokens == len(alone.prompt_ids) - 1
+    assert last.usage.completion_tokens_details.reasoning_tokens == len(thought)
+    assert client.chat.completions.create(model="demo", messages=FRANCE, reasoning_effort="none").usage \
+        .completion_tokens_details.reasoning_tokens == 0
+    for stream in (False, True):
+        got = client.responses.create(model="demo", input=FRANCE, stream=stream)
+        usage = [*got][-1].response.usage if stream else got.usage
+        assert usage.output_tokens_details.reasoning_tokens == len(thought) < usage.output_tokens
+        assert usage.input_tokens_details.cached_tokens == len(alone.prompt_ids) - 1
     assert {chunk.id for chunk in chunks} == {last.id} and all(chunk.usage is None for chunk in chunks[:-1])
     assert [entry.token for chunk in chunks[:-1] if chunk.choices[0].logprobs
             for entry in chunk.choices[0].logprobs.content] == [entry.token for entry in entries]

@@ -437,8 +437,9 @@ def object_of(kind: str, name: str, model: str, choices: Sequence[Value], **more
     return {"id": name, "object": kind, "created": int(time.time()), "model": model, "choices": choices, **more}
 
 
-def usage_of(n_prompt: int, n_answer: int) -> Value:
-    return {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer}
+def usage_of(n_prompt: int, n_answer: int, n_thought: int = 0) -> Value:
+    return {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer,
+            "completion_tokens_details": {"reasoning_tokens": n_thought}}
 
 
 def chat_choice(completion: Completion, finish_reason: str | None, one_call: bool = False) -> Value:

@@ -192,7 +192,7 @@ def inner_request(row: Row) -> Row:
 def openai_answer(completion: Completion, line: int) -> Row:
     """The chat.completion object of an answer."""
     choice = {"index": 0, **chat_choice(completion, reason_of(completion.finish_reason))}
-    usage = usage_of(len(completion.prompt_ids), len(completion.token_ids))
+    usage = usage_of(len(completion.prompt_ids), len(completion.token_ids), completion.reasoning_tokens)
     return object_of("chat.completion", f"chatcmpl-{line}", model_name(completion.model), [choice], usage=usage)
 
 

@@ -30,6 +30,7 @@ class AnswerText(Processor):
     def __init__(self, tokenizer: Tokenizer, reader: StoppingReader):
         self.decoder, self.reader = StreamDecoder(tokenizer, skip_special_tokens=True), reader
         self.times = list[float]()  # the start, then the arrival of each token in seconds
+        self.n_thought = 0  # tokens between <think> and </think>
 
     def after(self, token: int | None) -> str | None:
         if token is None:
@@ -37,6 +38,7 @@ class AnswerText(Processor):
         else:
             self.times.append(time.perf_counter())
             self.reader.push(self.decoder.push(token), token)
+            self.n_thought += self.reader.was_inside and token != self.reader.think_ids[1]
         return "stop" if self.reader.stopped else None
 
 
@@ -82,7 +84,7 @@ class Completion(Stream):
         if wanted.logit_bias is not None:
             processors.append(Bias(wanted.logit_bias, model.config.vocab_size))
         self.speculator = speculator(model, self.constrained, wanted.lookup, wanted.draft)
-        self.token_ids, self.times, self.tools = self.sequence.token_ids, written.times, tools
+        self.token_ids, self.times, self.tools, self.written = self.sequence.token_ids, written.times, tools, written
         self.options, self.picture_seconds = wanted, picture_seconds
         self.streamed = self.cached_tokens = 0
         self.run: Run | None = None  # since it has a cache
@@ -225,6 +227,11 @@ class Completion(Stream):
         if not self.is_json:
             raise InputError("only an answer that fits a JSON Schema or a class can be parsed")
         return parsed(self.options.schema, self.answer.content)
+
+    @property
+    def reasoning_tokens(self) -> int:
+        """The number of tokens so far between <think> and </think>."""
+        return self.written.n_thought
 
     @property
     def message(self) -> dict[str, Any]:

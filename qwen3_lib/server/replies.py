@@ -50,7 +50,8 @@ class Reply:
     def usage(self) -> Value:
         n_answer = sum(job.n_tokens for job in self.jobs)
         cached = sum(job.completion.cached_tokens for job in self.jobs[::self.asked.n])
-        return usage_of(self.asked.n_prompt, n_answer) | {"prompt_tokens_details": {"cached_tokens": cached}}
+        n_thought = sum(job.completion.reasoning_tokens for job in self.jobs)
+        return usage_of(self.asked.n_prompt, n_answer, n_thought) | {"prompt_tokens_details": {"cached_tokens": cached}}
 
     def end(self) -> Iterator[str]:
         """The last events of a stream."""

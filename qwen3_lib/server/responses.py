@@ -130,7 +130,8 @@ class Response(ChatReply):
     def response(self) -> Value:
         usage, ended, job = self.usage(), self.status != "in_progress", self.jobs[0]
         counts = {"input_tokens": usage["prompt_tokens"], "output_tokens": usage["completion_tokens"],
-                  "total_tokens": usage["total_tokens"], "input_tokens_details": usage["prompt_tokens_details"]}
+                  "total_tokens": usage["total_tokens"], "input_tokens_details": usage["prompt_tokens_details"],
+                  "output_tokens_details": usage["completion_tokens_details"]}
         return {"id": self.id, "object": "response", "created_at": self.base["created"],
                 "model": self.base["model"], "status": self.status, "error": None,
                 "incomplete_details": {"reason": "max_output_tokens"} if self.status == "incomplete" else None,

@@ -62,8 +62,15 @@ GRACE = 10.0  # seconds that running answers have after SIGTERM
 LAST = 4.0  # seconds after that until the process ends, whatever runs
 
 
+CALLED = {"--ctx-size": "--context", "-c": "--context", "--max-model-len": "--context", "--num-ctx": "--context",
+          "--parallel": "--slots", "-np": "--slots", "--max-num-seqs": "--slots", "--allowed-origins": "--cors"}
+SERVERS_HINTS = {name: f"it is called {ours}" for name, ours in CALLED.items()} | {
+    "--api-key": "the key stands in a file, --api-key-file FILE, or in $QWEN3_API_KEY",
+    "--served-model-name": "any name of a model is answered", "--alias": "any name of a model is answered"}
+
+
 def make_parser() -> Parser:
-    parser = Parser(description="Answers requests over HTTP in the form of OpenAI's API.")
+    parser = Parser(description="Answers requests over HTTP in the form of OpenAI's API.", hints=SERVERS_HINTS)
     add = parser.add_argument_group("who may ask").add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on; 0.0.0.0 lets other machines ask "
         "(default: %(default)s)")

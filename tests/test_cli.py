@@ -317,10 +317,24 @@ def test_options_that_do_not_go_together(capfd, line):
     ("--top-k 2.5", "top-k 2.5"), ("--temperature=-inf", "temperature -inf"), ("--max-tokens 0", "max 0"),
     (f"--seed {'9' * 5000}", "seed"), ("--think-budget -1", "--think-budget"),
     ("--no-such-option", "no option --no-such-option"), ("--temprature=1", "did you mean --temperature?"),
+    ("--temp 1", "did you mean --temperature?"), ("--ctx-size 4096", "the context is the model's, and --rope-factor"),
+    ("--port 80", "qwen3_server.py serves"),
     ("--rope-scaling yarn --rope-factor nan", "--rope-factor"), ("--quantize int7", "int7 int8 int4")])
 def test_values_are_checked_before_the_model_is_loaded(capfd, monkeypatch, line, words):
     monkeypatch.setattr(qwen3, "load_weights", lambda *_: pytest.fail("a model would have been loaded for nothing"))
     assert_cli_refuses(capfd, [*line.split(), "Hello"], *(words.split() if "?" not in words else [words]))
+
+
+@pytest.mark.parametrize("line, words", [
+    ("--api-key sk-123", "--api-key-file FILE, or in $QWEN3_API_KEY"), ("--api-key=sk-123", "--api-key-file FILE"),
+    ("--api_key sk-123", "--api-key-file FILE"), ("--api-key-fil sk-123", "did you mean --api-key-file?"),
+    ("--ctx-size 4096", "it is called --context"), ("-np 4", "it is called --slots")])
+def test_options_of_other_servers_are_hinted_at_and_a_key_is_never_printed(capfd, line, words):
+    with pytest.raises(SystemExit) as caught:
+        qwen3_server.main(line.split())
+    out, err = capfd.readouterr()
+    assert caught.value.code == 2 and "123" not in out + err
+    assert_one_line(err, "there is no option", words)
 
 
 def test_a_guess_is_near():

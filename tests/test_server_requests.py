@@ -327,7 +327,10 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/rerank", {"query": "x", "documents": []}, 400, "query", "documents"),
     ("/tokenize", {}, 400, "content", "text"), ("/detokenize", {"tokens": "x"}, 400, "tokens", "ids"),
     ("/v1/models/other/name", None, 404, "model", "other/name"),
-    ("/v1/nothing", {}, 404, None, "/v1/nothing"), ("/v1/models", {}, 405, None, "POST")]
+    ("/v1/nothing", {}, 404, None, "there is no /v1/nothing: this server speaks OpenAI's API, at /v1/chat/completions"),
+    ("/api/chat", {}, 404, None, "there is no /api/chat, which is Ollama's: this server speaks OpenAI's API"),
+    ("/v1/messages", {}, 404, None, "there is no /v1/messages, which is Anthropic's: this server"),
+    ("/v1/models", {}, 405, None, "POST")]
 
 
 @pytest.mark.parametrize("path, body, status, param, words", BAD)

@@ -26,15 +26,23 @@ ENGINE_OPTIONS = ("quantize", "threads", "kv_dtype", "activations")  # of the fa
 SYNONYMS = {"--max-new-tokens": "--max-tokens", "--system-prompt": "--system"}  # as other programs call them
 
 
+# Options of other programs -> what to tell those who give one here
+OF_OTHERS = dict.fromkeys(("--ctx-size", "--max-model-len", "--num-ctx", "-c"),
+                          "the context is the model's, and --rope-factor stretches it") | dict.fromkeys(
+    ("--port", "--host"), "qwen3_server.py serves") | {"--lora": "it is called --adapter", "--dtype": "--quantize packs "
+    "weights", "--cache-type-k": "it is called --kv-dtype", "--hf-repo": "it is called --model"}
+
+
 class Parser(argparse.ArgumentParser):
     """An argument parser that takes --max_tokens for --max-tokens, and reports errors in one line.
 
-    `hints`: options that people know from other programs, and what to tell those who give one here.
+    `hints`: options that people know from other programs, and what to tell those who give one here. No option may be
+    shortened: --api-key would stand for --api-key-file, and the key be printed as the name of a file.
     """
 
     def __init__(self, *, hints: Mapping[str, str] | None = None, **options: Any):
-        super().__init__(**options)
-        self.hints = hints or {}
+        super().__init__(allow_abbrev=False, **options)
+        self.hints = {**OF_OTHERS, **(hints or {})}
 
     def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # type: ignore[override]
         args = list(sys.argv[1:] if args is None else args)
@@ -54,7 +62,9 @@ class Parser(argparse.ArgumentParser):
         if message.startswith("unrecognized arguments") and given:
             hint = self.hints.get(given[0])
             known = re.findall(r"--[a-z-]+", self.format_help())
-            message = f"there is no option {given[0]} here{f'; {hint}' if hint else did_you_mean(given[0], known)}"
+            longer = [name for name in known if name.startswith(given[0])]
+            meant = f"; did you mean {longer[0]}?" if longer else did_you_mean(given[0], known)
+            message = f"there is no option {given[0]} here{f'; {hint}' if hint else meant}"
         print(f"{self.prog}: error: {brief(message, LONGEST_LINE)} (--help lists the options)", file=sys.stderr)
         self.exit(2)
 

@@ -49,6 +49,8 @@ CHAT_PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "
 REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "text": Reply, "response": responses.Response}
 EMBEDDING_FIELDS = ("input", "instruction", "dimensions", "encoding_format", "truncate")  # fields of /v1/embeddings
 SCORES = ("query", "documents", "texts", "instruction", "top_n", "return_documents", "return_text", "truncate")
+FOREIGN = {"/api/": "Ollama's", "/v1/messages": "Anthropic's", "/v1beta/": "Gemini's"}  # beginnings of paths
+SPOKEN = "this server speaks OpenAI's API, at /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings, ..."
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -463,7 +465,10 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
     async def on_http(request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
         path = brief(request.scope["path"])
-        what = f"there is no {path}" if error.status_code == 404 else f"{path} doesn't take {request.method}"
+        what = f"{path} doesn't take {request.method}"
+        if error.status_code == 404:
+            whose = next((f", which is {whose}" for begin, whose in FOREIGN.items() if path.startswith(begin)), "")
+            what = f"there is no {path}{whose}: {SPOKEN}"
         return refusal_response(Refusal(error.status_code, what, headers=error.headers))
 
     async def on_error(request: Request, error: Exception) -> Response:

@@ -148,8 +148,7 @@ def test_the_inspect_page_of_a_hybrid(tmp_path):
                        "vocab_size": VOCABULARY}
     path = make_random_model(config, tmp_path, "float32")
     found = contents(qwen3.load_model(path),
-                     PageOptions("The capital of France is", answer=AnswerOptions(max_new_tokens=5, seed=0),
-                                 quantized=False))
+                     PageOptions("The capital of France is", answer=AnswerOptions(max_new_tokens=5, seed=0)))
     theirs, ids, outs = reference(path), torch.tensor([found["tokens"]["ids"]]), {}
 
     def close(shown, expected, rtol=1e-4):

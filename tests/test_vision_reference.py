@@ -196,8 +196,7 @@ def test_the_inspect_page(name, tmp_path):
     """The attention weights that the page of qwen3_inspect.py shows, of all tokens to all patches of two pictures."""
     path, images = make_seeing(CONFIGS[name], tmp_path), [noise(320, 256), noise(256, 384, 1)]
     model = qwen3.load_model(path)
-    found = contents(model, PageOptions("What is this?", answer=AnswerOptions(max_new_tokens=4), quantized=False,
-                                        images=images))
+    found = contents(model, PageOptions("What is this?", answer=AnswerOptions(max_new_tokens=4), images=images))
     ids = np.array(found["tokens"]["ids"])
     assert [(ids == ~k).sum() for k in range(2)] == [80, 96]
     theirs = torch.tensor(np.where(ids < 0, PAD, ids))[None]

@@ -38,11 +38,13 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+import logging
 import math
 import mmap
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -1079,6 +1081,8 @@ class Model:
         return f"<Model {self.path.name}: {self.config.num_hidden_layers} layers of {self.config.hidden_size}>"
 
 
+log = logging.getLogger("qwen3")
+log.addHandler(logging.NullHandler())  # nothing is printed unless the program around this file asks for it
 HERE = Path(__file__).resolve().parent
 LIBRARY = HERE / "qwen3_lib"  # what stands on this file, where it is there
 BUNDLED: Any = next(filter(Path.is_dir, (HERE / "demo", LIBRARY / "demo")), None)  # the small model, if it is there
@@ -1111,10 +1115,16 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
     media = import_module(kind.media).media_of(folder, config) if beside else None
     engine = engine if isinstance(engine, Engine) else engine(folder, config)  # chosen by the model's size
     engine = kind.engine if engine == Engine() else engine
+    start = time.perf_counter()
     text_side: Any = folder.tokenizer() if tokenizer else None
     sampling, longest, ends = generation_defaults(folder)
-    return Model(folder, config, engine.load_weights(folder, config), text_side, sampling, ends or config.eos_token_ids,
-                 longest, engine, folder.embeds(), media)
+    model = Model(folder, config, engine.load_weights(folder, config), text_side, sampling,
+                  ends or config.eos_token_ids, longest, engine, folder.embeds(), media)
+    if log.isEnabledFor(logging.INFO) and LIBRARY.is_dir():
+        from qwen3_lib.app.terminal import banner, weight_bytes
+        log.info("loaded %s in %.2f s: %s, a token reads %.0f MB of weights", model.path, time.perf_counter() - start,
+                 banner(model), weight_bytes(model) / 1e6)
+    return model
 
 
 def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int, ...]]:

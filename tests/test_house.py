@@ -31,8 +31,8 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
                      "qwen3_lib.server"},
 }
 DOORS = {  # the functions that import a room above them, when they are called
-    # a name that is no plain folder; a Qwen3.5; pictures
-    ("qwen3", "load_model"): {"qwen3_lib.io", "qwen3_5", "qwen3_vision"},
+    # a name that is no plain folder; a Qwen3.5; pictures; the line for the log
+    ("qwen3", "load_model"): {"qwen3_lib.io", "qwen3_5", "qwen3_vision", "qwen3_lib.app"},
     ("qwen3", "chat"): {"qwen3_lib.generation"},  # stop strings, logprobs, think budget, lookup
     ("qwen3", "main"): {"qwen3_lib.app"},  # the options of the app
     ("qwen3_asr", "transcribe"): {"qwen3_lib.generation"},  # files of all kinds, long sounds

@@ -83,6 +83,16 @@ def test_a_command_builds_the_config_of_a_model_once(small, monkeypatch, capfd):
     assert run_main(capfd, "--model", small, "--raw", "--max-tokens", "1", "Hi")[0] == 0 and build.call_count == 1
 
 
+def test_a_loaded_model_is_logged_where_the_program_wants_it(small, capfd, caplog):
+    qwen3.load_model(small)
+    assert capfd.readouterr() == ("", "") and not caplog.records
+    with caplog.at_level("INFO", "qwen3"):
+        model = qwen3.load_model(small)
+    [line] = caplog.messages
+    assert line.startswith(f"loaded {model.path} in ") and "parameters" in line and "NumPy float32" in line
+    assert capfd.readouterr() == ("", "")
+
+
 def test_a_folder_without_a_model(tmp_path):
     assert "no where" in message_of(qwen3.load_model, tmp_path / "no\nwhere")
     assert "config.json" in message_of(qwen3.load_model, tmp_path)

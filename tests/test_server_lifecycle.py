@@ -207,6 +207,20 @@ def test_the_command():
         process.wait()
 
 
+def test_requests_and_failures_are_logged_without_texts(demo, caplog, monkeypatch):
+    def fail(*_):
+        raise ZeroDivisionError("a fault of ours")
+
+    monkeypatch.setitem(web.ANSWERS, "/detokenize", fail)
+    with caplog.at_level("INFO", "qwen3"), Served(demo) as served:
+        served.ask("/tokenize", {"content": "secret"})
+        assert served.ask("/detokenize", {"tokens": [5]})[0] == 500
+    ours = [record for record in caplog.records if record.name == "qwen3"]
+    assert re.fullmatch(r"POST /tokenize 200, \d+\.\d\d s", ours[0].getMessage()) and "secret" not in caplog.text
+    [failure] = [record for record in ours if record.levelname == "ERROR"]
+    assert "/detokenize" in failure.getMessage() and failure.exc_info[0] is ZeroDivisionError
+
+
 @pytest.mark.parametrize("options, words", [
     (("--host", "256.1.1.1"), "--host"), (("--host", "203.0.113.9"), "--host"), (("--host", "a" * 70), "--host"),
     (("--port", "99999"), "--port"), (("--cors", "foo"), "--cors must be an origin"),

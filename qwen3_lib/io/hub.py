@@ -9,11 +9,13 @@ The hub's client, huggingface_hub, downloads and shows the progress. Only a down
 """
 import os
 import re
+import time
 from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
 
+from qwen3 import log
 from qwen3_lib.io.errors import InputError, brief, read_json_object, some
 from qwen3_lib.io.gguf_file import gguf_json, is_gguf
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
@@ -54,8 +56,12 @@ def resolve_model(name: str, offline: bool = False) -> Path:
     if hub is None or hub.is_offline_mode():
         raise InputError(f"{brief(name)}: there is no such folder; the hub's cache {hub_cache()} lacks files of "
                          f"{repo_id}, and offline nothing is downloaded")
+    start = time.monotonic()
+    log.info("downloading %s", repo_id)
     try:
-        return download(hub, repo_id, quantization)
+        found = download(hub, repo_id, quantization)
+        log.info("downloaded %s to %s in %.1f s", repo_id, found, time.monotonic() - start)
+        return found
     except InputError:
         raise
     except (OSError, ValueError, hub.utils.httpx.HTTPError, hub.utils.httpx.InvalidURL) as error:

@@ -14,6 +14,7 @@ from typing import Any
 
 import tokenizers
 
+from qwen3 import log
 from qwen3_lib.app.openai import Refusal
 from qwen3_lib.server.vetting import child_of
 from tokenizer_utils import InputError, Tokenizer
@@ -51,6 +52,7 @@ class Child:
             except OSError:  # it has ended
                 answer = ""
             if not answer:
+                log.warning("a chat template was given up, and its process started again")
                 self.end()
                 self.start()
             return answer

@@ -25,7 +25,7 @@ from starlette.responses import HTMLResponse, JSONResponse, PlainTextResponse, R
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from qwen3 import InputError, Model
+from qwen3 import InputError, Model, log
 from qwen3_asr import Sounds, sounds_of
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen, as_sent, chat_prompt, chat_request,
@@ -67,10 +67,10 @@ class Limits:
 
 
 class Log:
-    """Writes a line for each request: method, path, status, seconds, tokens of prompt and answer; never a text."""
+    """Notes each request: method, path, status, seconds, tokens of prompt and answer; never a text."""
 
-    def __init__(self, app: ASGIApp):
-        self.app = app
+    def __init__(self, app: ASGIApp, verbose: bool):
+        self.app, self.verbose = app, verbose  # verbose: on stderr, too
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         began, status = time.monotonic(), 0
@@ -86,7 +86,10 @@ class Log:
             if scope["type"] == "http":
                 usage = scope["usage"]() if "usage" in scope else None
                 tokens = f", {usage['prompt_tokens']} + {usage.get('completion_tokens', 0)} tokens" if usage else ""
-                note(f"{scope['method']} {brief(scope['path'])} {status}, {time.monotonic() - began:.2f} s{tokens}")
+                line = f"{scope['method']} {brief(scope['path'])} {status}, {time.monotonic() - began:.2f} s{tokens}"
+                log.info(line)
+                if self.verbose:
+                    note(line)
 
 
 class AuthMiddleware:
@@ -478,6 +481,7 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
         return Response(status_code=499)  # nobody reads it
 
     async def on_failure(request: Request, error: Exception) -> Response:
+        log.error("a request to %s has failed", brief(request.scope["path"]), exc_info=error)
         return refusal_response(Refusal(500, "the server has failed at this request"))
 
     posts = {path: partial(server.asked, answer=answer) for path, answer in ANSWERS.items()} | {
@@ -489,8 +493,7 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
     if limits.origins:
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=[*limits.origins], allow_methods=["*"],
                                         allow_headers=["*"]))
-    if limits.verbose:
-        middleware.insert(0, Middleware(Log))
+    middleware.insert(0, Middleware(Log, verbose=limits.verbose))
     return Starlette(
         routes=[*(Route(path, handler, methods=["POST"]) for path, handler in posts.items()),
                 *(Route(path, handler, methods=["GET"]) for path, handler in gets.items())],

@@ -15,7 +15,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any
 
-from qwen3 import InputError, Model
+from qwen3 import InputError, Model, log
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app.openai import GenerationRequest, Refusal, reason_of
 from qwen3_lib.generation.batch import Batch
@@ -172,6 +172,7 @@ class Worker:
             while self.obey(self.batch):
                 self.step(self.batch)
         except Exception as error:  # a thread that ends silently would leave its clients waiting
+            log.exception("the thread that computes has failed")
             if not isinstance(error, InputError | MemoryError):
                 traceback.print_exc()
             self.loop.call_soon_threadsafe(self.fail, Refusal(500, "the server has failed"))

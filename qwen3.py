@@ -347,6 +347,23 @@ class KVCache:
         self.k[:, :, :n], self.v[:, :, :n] = source.k[:, :, :n], source.v[:, :, :n]
         self.advance(source.token_ids[:n])
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The filled part, for a file: token_ids [n], k and v [n_layers, n_kv_heads, n, head_dim]."""
+        n = self.length
+        return {"token_ids": self.token_ids[:n], "k": self.k[..., :n, :], "v": self.v[..., :n, :]}
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        """Becomes what gave these `arrays`. Raises InputError if they can't be those of such a cache."""
+        k, n = self.k, arrays["token_ids"].size
+        shape = (*k.shape[:2], n, k.shape[3])
+        if arrays["token_ids"].shape != (n,) or any(arrays[name].shape != shape or arrays[name].dtype != k.dtype
+                                                    for name in "kv"):
+            raise InputError("the arrays of another cache, or damaged ones")
+        self.truncate(0)
+        self.reserve(n)
+        self.k[..., :n, :], self.v[..., :n, :] = arrays["k"], arrays["v"]
+        self.advance(arrays["token_ids"])
+
     def bytes(self, length: int, more_layers: int = 0) -> int:
         """The bytes of a cache like this one with so many positions."""
         return 2 * self.k.itemsize * (len(self.k) + more_layers) * self.k.shape[1] * self.k.shape[3] * length
@@ -450,9 +467,9 @@ def passes(model: Model, parts: list[NextTokens], states: bool = False) -> Itera
 
 
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
-def run_pass(model: Model, new: Pass, layer: Callable[..., Any] = decoder_layer) -> tuple[np.ndarray, np.ndarray]:
+def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
     """Runs a pass through all layers -> (logits float32 [wanted, vocab_size], hidden states [n, hidden_size])."""
-    config, weights, x = model.config, model.weights, new.x
+    config, weights, x, layer = model.config, model.weights, new.x, model.source.kind.layer  # decoder_layer, in a Qwen3
     cos, sin = rope_tables(config, new.positions)
     for i, w in enumerate(weights["layers"]):
         x = layer(x, w, config, new, i, cos, sin)
@@ -798,8 +815,8 @@ def unsupported(key: str, value: Any, *only: Any) -> str:
     return f"{key} = {brief(repr(value), 80)} is not supported, only {', '.join(map(repr, only))}; {more}"
 
 
-def config_of(found: dict[str, Any], file: Path) -> Config:
-    """The Config of Folder.language. Raises InputError for what is malformed or not computed here."""
+def config_of(found: dict[str, Any], file: Path, names: Iterable[str] = ()) -> Config:
+    """The Config of Source.language. Raises InputError for what is malformed or not computed here."""
     try:
         found = {key: value for key, value in (found | rope_of(found)).items() if value is not None}
         if wrong := [key for key, value in ONLY.items() if found.get(key, value) != value]:
@@ -899,94 +916,89 @@ def forget_pages(mapping: mmap.mmap) -> None:
         mapping.madvise(mmap.MADV_DONTNEED)
 
 
-class Folder:
-    """A model's folder as published. Other sources of a model, in qwen3_lib/io/, have the same methods."""
-    dtypes: dict[str, Any] = DTYPES  # of its tensors
+# What the files of a model say goes through one value, a Source. Each kind of files is a function that gives one, and
+# so is each change: an adapter is a function from a Source to a Source, see qwen3_lib/io/.
 
-    def __init__(self, path: Path, types: dict[str, ModelType] | None = None):
-        self.path, self.types = path, MODEL_TYPES if types is None else types
-        self.found = dict[str, Any]()  # name -> what `once` has read
+@dataclass(frozen=True, eq=False)
+class Source:
+    """What the files of a model say, read once."""
+    path: Path
+    kind: ModelType
+    about: dict[str, Any]  # config.json
+    language: dict[str, Any]  # what it says of the language model, with transformers' values where it says nothing
+    config: Config
+    tensors: dict[str, Any]  # a Tensor for each name of kind.shapes, but for a head that is the embedding again
+    heads: dict[str, Any]  # the other tensors of the language model: heads of classifiers
+    tower: dict[str, Any]  # those that make vectors of pictures or sounds, by their names in the files
+    generation: dict[str, Any]  # generation_config.json
+    tokenizer: Callable[[], Tokenizer]  # reads it: a model may be loaded without one
+    embeds: bool = False  # an embedding model or classifier, which gives no answers: see qwen3_embed.py
+    bare: bool = False  # an embedding model's own file, whose names lack "model."
+    saved: Any = None  # of weights that only the fast engine reads: see qwen3_lib/io/packed.py
+    adapter: Path | None = None  # the folder of an adapter whose changes are in `tensors`
 
-    def once(self, name: str, read: Callable[[Path], Any]) -> Any:
-        """What read(file) gives, which is kept."""
-        return self.found[name] if name in self.found else self.found.setdefault(name, read(self.path / name))
 
-    def json(self, name: str) -> dict[str, Any]:
-        """The object in a JSON file; empty if there is no such file."""
-        raw: dict[str, Any] = self.once(name, lambda file: read_json_object(file) if os.path.isfile(file) else {})
-        return raw
+def json_in(file: Path) -> dict[str, Any]:
+    """The object in a JSON file; empty if there is no such file."""
+    return read_json_object(file) if os.path.isfile(file) else {}
 
-    @property
-    def kind(self) -> ModelType:
-        """The row of the table for config.json's model_type. Raises InputError for a type that isn't there."""
-        name = self.json("config.json").get("model_type", "missing")
-        if not isinstance(name, str) or name not in self.types:
-            raise InputError(f"{self.path / 'config.json'}: {unsupported('model_type', name, *self.types)}")
-        return self.types[name]
 
-    def language(self) -> dict[str, Any]:
-        """What config.json says of the language model, with transformers' values where it says nothing."""
-        raw, kind = self.json("config.json"), self.kind
-        text = raw
-        for key in kind.text:
-            found = text.get(key)
-            text = found if found is not None else {} if key == kind.text[-1] else text
-            if not isinstance(text, dict):
-                raise InputError(f"{self.path / 'config.json'}: {key} must be an object, not {brief(repr(text))}")
-        above = {key: raw[key] for key in ("architectures", "tie_word_embeddings") if key in raw}
-        text = {"eos_token_id": raw.get("eos_token_id")} | text | above
-        return kind.defaults | {key: value for key, value in text.items() if value is not None}
+def kind_of(about: dict[str, Any], file: Path, types: dict[str, ModelType]) -> ModelType:
+    """The row of the table for config.json's model_type. Raises InputError for a type that isn't there."""
+    name = about.get("model_type", "missing")
+    if not isinstance(name, str) or name not in types:
+        raise InputError(f"{file}: {unsupported('model_type', name, *types)}")
+    return types[name]
 
-    def config(self) -> Config:
-        """Raises InputError for what is malformed or not computed here."""
-        found, file, known = self.language(), self.path / "config.json", self.kind.architectures
-        names = found.get("architectures") or []
-        if unknown := [name for name in names if name not in known] if isinstance(names, list) else [names]:
-            raise InputError(f"{file}: {unsupported('architectures', unknown[0], *known)}")
-        return self.kind.config(self)
 
-    def generation(self) -> dict[str, Any]:
-        return self.json("generation_config.json")
+def language_of(about: dict[str, Any], file: Path, kind: ModelType) -> dict[str, Any]:
+    """What config.json says of the language model. Raises InputError for other architectures than the type's."""
+    text = about
+    for key in kind.text:
+        found = text.get(key)
+        text = found if found is not None else {} if key == kind.text[-1] else text
+        if not isinstance(text, dict):
+            raise InputError(f"{file}: {key} must be an object, not {brief(repr(text))}")
+    above = {key: about[key] for key in ("architectures", "tie_word_embeddings") if key in about}
+    text = {"eos_token_id": about.get("eos_token_id")} | text | above
+    names = text.get("architectures") or []
+    if unknown := [name for name in names if name not in kind.architectures] if isinstance(names, list) else [names]:
+        raise InputError(f"{file}: {unsupported('architectures', unknown[0], *kind.architectures)}")
+    return kind.defaults | {key: value for key, value in text.items() if value is not None}
 
-    def shards(self) -> set[str]:
-        """The names of its safetensors files: one, or several with an index."""
-        index = self.json("model.safetensors.index.json").get("weight_map", {"": "model.safetensors"})
-        if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
-            raise InputError(f"{self.path}: weight_map in model.safetensors.index.json must be an object of name: file")
-        return set(index.values())
 
-    def mapped(self) -> dict[str, Any]:
-        """The tensors in its files."""
-        return {name: tensor for shard in sorted(self.shards())
-                for name, tensor in self.once(shard, lambda file: map_safetensors(file, self.dtypes)).items()}
+def renamed(stored: dict[str, Any], kind: ModelType, language: dict[str, Any]) -> dict[str, Any]:
+    """The language model's tensors, without a tower's, by the names in kind.shapes."""
+    tensors = {name: tensor for name, tensor in stored.items() if not name.startswith(kind.tower)}
+    for start, ours in kind.names.items():
+        ours = ours.format(**language) if "{" in ours else ours
+        tensors = {ours + name.removeprefix(start) if name.startswith(start) else name: tensor
+                   for name, tensor in tensors.items()}
+    return tensors
 
-    def stored(self) -> dict[str, Any]:
-        """The tensors of the language model, by the names in `shapes`."""
-        return self.renamed(self.mapped())
 
-    def renamed(self, tensors: dict[str, Any]) -> dict[str, Any]:
-        """The language model's tensors, without a tower's, by the names in `shapes`."""
-        tensors = {name: tensor for name, tensor in tensors.items() if not name.startswith(self.kind.tower)}
-        for start, ours in self.kind.names.items():
-            ours = ours.format(**self.language()) if "{" in ours else ours
-            tensors = {ours + name.removeprefix(start) if name.startswith(start) else name: tensor
-                       for name, tensor in tensors.items()}
-        return tensors
+def shards_of(folder: Path) -> list[Path]:
+    """A folder's safetensors files: one, or several with an index."""
+    index = json_in(folder / "model.safetensors.index.json").get("weight_map", {"": "model.safetensors"})
+    if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+        raise InputError(f"{folder}: weight_map in model.safetensors.index.json must be an object of name: file")
+    return [folder / name for name in sorted({*index.values()})]
 
-    def tower(self) -> dict[str, Any]:
-        """The tensors that make vectors of pictures or sounds, see qwen3_vision.py."""
-        return {name: tensor for name, tensor in self.mapped().items() if name.startswith(self.kind.tower)}
 
-    def tensors(self, config: Config) -> dict[str, Any]:
-        """The tensors of `shapes`, see `fitting`."""
-        return fitting(self.stored(), self.kind.shapes(config), config.tie_word_embeddings, self.path)
-
-    def tokenizer(self) -> Tokenizer:
-        return self.kind.tokenizer(self.path)
-
-    def embeds(self) -> bool:
-        """Whether it is an embedding model or classifier, which gives no answers; only qwen3_lib reads these."""
-        return False
+def read_folder(path: Path, types: dict[str, ModelType]) -> Source:
+    """The Source of a folder as published. Raises InputError for what is missing, damaged or not computed here."""
+    about, file = json_in(path / "config.json"), path / "config.json"
+    kind = kind_of(about, file, types)
+    language = language_of(about, file, kind)
+    kind.config(language, file, ())  # what can't be computed is refused before a missing file is
+    stored = {name: tensor for shard in shards_of(path) for name, tensor in map_safetensors(shard).items()}
+    tensors = renamed(stored, kind, language)
+    config = kind.config(language, file, tensors)
+    shapes = kind.shapes(config)
+    return Source(path, kind, about, language, config, fitting(tensors, shapes, config.tie_word_embeddings, path),
+                  {name: tensor for name, tensor in tensors.items() if name not in shapes},
+                  {name: tensor for name, tensor in stored.items() if name.startswith(kind.tower)},
+                  json_in(path / "generation_config.json"), lambda: kind.tokenizer(path))
 
 
 def fitting(stored: dict[str, Any], shapes: dict[str, tuple[int, ...]], tied: bool, path: Path) -> dict[str, Any]:
@@ -1004,9 +1016,9 @@ def fitting(stored: dict[str, Any], shapes: dict[str, tuple[int, ...]], tied: bo
     return tensors
 
 
-def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
+def load_weights(source: Source) -> dict[str, Any]:
     """The weights in float32, by short names; w["layers"][i] holds those of one decoder layer."""
-    tensors = folder.tensors(config)
+    tensors = source.tensors
     # One more than num_hidden_layers in a Qwen3.5 with an MTP head.
     n_layers = 1 + max(int(name.split(".")[2]) for name in tensors if name.startswith("model.layers."))
     weights: dict[str, Any] = {"layers": [{} for _ in range(n_layers)]}
@@ -1023,7 +1035,7 @@ def load_weights(folder: Folder, config: Config) -> dict[str, Any]:
 @dataclass(frozen=True)
 class Engine:
     """The parts that a faster implementation replaces; sampling, generation and the command line exist once."""
-    load_weights: Callable[[Folder, Config], Any] = load_weights  # model.weights, in any form the other parts want
+    load_weights: Callable[[Source], Any] = load_weights  # model.weights, in any form the other parts want
     new_cache: type[KVCache] = KVCache
     run: Callable[[Any, Pass], tuple[np.ndarray, np.ndarray]] = run_pass
     rows: Callable[..., np.ndarray] = lambda model, name, ids: model.weights[name][ids]  # of lm_head or embed_tokens
@@ -1035,20 +1047,23 @@ class Engine:
 @dataclass(frozen=True)
 class ModelType:
     """A row of MODEL_TYPES: how to read a model of one model_type. qwen3_5.py and qwen3_lib have more rows."""
-    config: Callable[[Folder], Any]  # reads the Config
+    config: Callable[..., Any]  # the Config, from Source.language, config.json's path, and the names of the tensors
     shapes: Callable[[Any], dict[str, tuple[int, ...]]]
     defaults: dict[str, Any]  # transformers' values of keys that config.json lacks
     architectures: tuple[str, ...]
     engine: Engine = Engine()
+    layer: Callable[..., np.ndarray] = decoder_layer
     text: tuple[str, ...] = ()  # the keys that lead to the language model's object; all but the last may be absent
     names: dict[str, str] = field(default_factory=dict)  # how names begin in the files -> in `shapes`
     tower: tuple[str, ...] = ()  # how the names of a tower's tensors begin
-    media: str = ""  # the module that reads the tower: its media_of gives Model.media
+    media: str = ""  # the module that reads the tower: its media_of(source) gives Model.media
     tokenizer: Callable[[Path], Tokenizer] = load_tokenizer  # reads a folder's tokenizer
     seeing: dict[str, Any] = field(default_factory=dict)  # transformers' values for pictures
+    fast: str = "qwen3_lib.kernels.dense"  # the module with what the fast engine has for its layers
+    quantize: str | None = None  # how the fast engine packs the weights, unless the caller says so
 
 
-QWEN3 = ModelType(lambda folder: config_of(folder.language(), folder.path / "config.json"), tensor_shapes, {
+QWEN3 = ModelType(config_of, tensor_shapes, {
     "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32, "head_dim": 128,
     "num_attention_heads": 32, "num_key_value_heads": 32, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
     "rope_theta": 1e4}, ("Qwen3ForCausalLM",))
@@ -1062,7 +1077,7 @@ MODEL_TYPES = {"qwen3": QWEN3, "qwen3_vl": QWEN3_VL}
 @dataclass(frozen=True, repr=False)
 class Model:
     """A loaded model: where it comes from, config, weights, tokenizer, its authors' defaults, and the engine."""
-    folder: Folder
+    source: Source
     config: Config
     weights: Any
     tokenizer: Tokenizer  # None if it was loaded without one
@@ -1075,7 +1090,7 @@ class Model:
 
     @property
     def path(self) -> Path:
-        return self.folder.path
+        return self.source.path
 
     def __repr__(self) -> str:
         return f"<Model {self.path.name}: {self.config.num_hidden_layers} layers of {self.config.hidden_size}>"
@@ -1100,26 +1115,27 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
     if others:
         raise InputError(f"load_model of qwen3 has no option {min(others)}; that of qwen3_numba, the fast engine, has "
                          "quantize, threads, kv_dtype and activations")
-    folder = Folder(Path(os.path.expanduser(str(name))))
     if LIBRARY.is_dir():
         from qwen3_lib.io.models import open_model
-        folder = open_model(str(name), offline, adapter)
-    elif adapter is not None or not os.path.isfile(folder.path / "config.json"):
-        raise InputError(f"{name}: no folder with config.json; other models and adapters need the folder qwen3_lib")
+        source = open_model(str(name), offline, adapter)
     else:
+        path, types = Path(os.path.expanduser(str(name))), MODEL_TYPES
+        if adapter is not None or not os.path.isfile(path / "config.json"):
+            raise InputError(f"{name}: no folder with config.json; other models and adapters need the folder qwen3_lib")
         for module in ("qwen3_5", "qwen3_asr"):
             if (HERE / f"{module}.py").is_file():
-                folder.types = folder.types | import_module(module).MODEL_TYPES
-    config, kind = folder.config(), folder.kind
+                types = types | import_module(module).MODEL_TYPES
+        source = read_folder(path, types)
+    kind = source.kind
     beside = kind.media and (HERE / f"{kind.media}.py").is_file()
-    media = import_module(kind.media).media_of(folder, config) if beside else None
-    engine = engine if isinstance(engine, Engine) else engine(folder, config)  # chosen by the model's size
+    media = import_module(kind.media).media_of(source) if beside else None
+    engine = engine if isinstance(engine, Engine) else engine(source)  # chosen by the model's size
     engine = kind.engine if engine == Engine() else engine
     start = time.perf_counter()
-    text_side: Any = folder.tokenizer() if tokenizer else None
-    sampling, longest, ends = generation_defaults(folder)
-    model = Model(folder, config, engine.load_weights(folder, config), text_side, sampling,
-                  ends or config.eos_token_ids, longest, engine, folder.embeds(), media)
+    text_side: Any = source.tokenizer() if tokenizer else None
+    sampling, longest, ends = generation_defaults(source)
+    model = Model(source, source.config, engine.load_weights(source), text_side, sampling,
+                  ends or source.config.eos_token_ids, longest, engine, source.embeds, media)
     if log.isEnabledFor(logging.INFO) and LIBRARY.is_dir():
         from qwen3_lib.app.terminal import banner, weight_bytes
         log.info("loaded %s in %.2f s: %s, a token reads %.0f MB of weights", model.path, time.perf_counter() - start,
@@ -1127,9 +1143,9 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
     return model
 
 
-def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int, ...]]:
+def generation_defaults(source: Source) -> tuple[Sampling, int | None, tuple[int, ...]]:
     """(sampling, max_new_tokens, eos_token_ids) of generation_config.json. Raises InputError for wrong values."""
-    raw = {key: value for key, value in folder.generation().items() if value is not None}
+    raw = {key: value for key, value in source.generation.items() if value is not None}
     given = {key: raw[key] for key in asdict(Sampling()) if key in raw}
     # As in transformers: greedy without do_sample; with do_sample, top_k is 50 unless given.
     given = {"temperature": 1.0, "top_k": 50} | given if raw.get("do_sample") else given | {"temperature": 0.0}
@@ -1137,7 +1153,7 @@ def generation_defaults(folder: Folder) -> tuple[Sampling, int | None, tuple[int
         longest = checked_whole("max_new_tokens", raw["max_new_tokens"], 1) if "max_new_tokens" in raw else None
         return Sampling(**given), longest, ids_in(raw)
     except InputError as error:
-        raise InputError(f"{folder.path / 'generation_config.json'}: {error}") from error
+        raise InputError(f"{source.path / 'generation_config.json'}: {error}") from error
 
 
 # ---- Checks: each raises InputError ----------------------------------------------------------------------------------
@@ -1180,7 +1196,7 @@ def check_cache(model: Model, cache: KVCache) -> None:
 def check_finite(model: Model, logits: np.ndarray) -> None:
     """Raises InputError unless all logits are finite; it names the first damaged tensor. Its cause tells the kind."""
     if not np.isfinite(logits).all():
-        reason = next((f"{name} has NaN or infinity" for name, tensor in model.folder.stored().items()
+        reason = next((f"{name} has NaN or infinity" for name, tensor in model.source.tensors.items()
                        if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all()), model.engine.overflow)
         raise InputError(f"{model.path}: the logits are not finite: {reason}") from FloatingPointError()
 

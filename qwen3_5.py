@@ -34,6 +34,7 @@ from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 if __name__ == "__main__" and find_spec("qwen3") is None:
@@ -41,9 +42,9 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-from qwen3 import (QWEN3, QWEN3_VL, Config, Engine, Folder, KVCache, Model, ModelType, Pass, TokenIds, apply_rope,
+from qwen3 import (QWEN3, QWEN3_VL, Config, Engine, KVCache, Model, ModelType, Pass, Source, TokenIds, apply_rope,
                    checked_number, checked_whole, config_of, embed_tokens, linear, moe, rms_norm, rope_of, rope_tables,
-                   run_pass, swiglu)
+                   swiglu)
 from tokenizer_utils import InputError, brief
 
 __all__ = ["HybridCache", "HybridConfig", "delta_rule", "delta_rule_in_chunks"]
@@ -225,6 +226,9 @@ class State(NamedTuple):
     late: np.ndarray  # their q, k and v after the convolution, g and beta, [late, conv_dim + 2 value heads]
 
 
+STATE_ARRAYS = "history", "state", "late"  # the names of a State's arrays in files
+
+
 class Snapshot(NamedTuple):
     """The state of each delta net, by its layer, after the first `length` tokens."""
     length: int
@@ -318,6 +322,16 @@ class HybridCache(KVCache):
         self.snapshots = [*kept, now._replace(kept=False)]
         self.ahead = source.ahead and source.ahead.copy(n, self.max_length)
 
+    def arrays(self) -> dict[str, np.ndarray]:
+        """See KVCache.arrays; also history, state and late [n_linear_layers, ...]: the last State of each delta net."""
+        states = self.snapshots[-1].states.values()
+        return super().arrays() | dict(zip(STATE_ARRAYS, map(np.stack, zip(*states))))
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        layers = self.config.linear_layers
+        self.new = dict(zip(layers, map(State, *(arrays[name] for name in STATE_ARRAYS)))) if layers else {}
+        super().restore(arrays)
+
     def bytes(self, length: int, more_layers: int = 0) -> int:
         return self.fixed + super().bytes(length, self.config.mtp_num_hidden_layers)  # the MTP head has a cache, too
 
@@ -371,9 +385,11 @@ EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "share
 NEW = ("layer_types", "partial_rotary_factor", "shared_expert_intermediate_size")  # they mean another thing in a Qwen3
 
 
-def hybrid_config(folder: Folder, sparse: bool = False) -> HybridConfig:
-    """The HybridConfig of Folder.language; sparse: of a mixture of experts. Raises InputError, as config_of does."""
-    found, file = folder.language(), folder.path / "config.json"
+def hybrid_config(found: dict[str, Any], file: Path, names: Iterable[str], sparse: bool = False) -> HybridConfig:
+    """The HybridConfig of Source.language; sparse: of a mixture of experts. Raises InputError, as config_of does.
+
+    names: of the stored tensors, which tell whether there is an MTP head; transformers doesn't save it.
+    """
     rope = rope_of(found)
     part = rope.pop("partial_rotary_factor", found["partial_rotary_factor"])
     part = checked_number(f"{file}: partial_rotary_factor", part, 0, 1)
@@ -389,9 +405,9 @@ def hybrid_config(folder: Folder, sparse: bool = False) -> HybridConfig:
         raise InputError(f"{file}: layer_types = {brief(repr(kinds), 80)} can't be")
     fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n + 1)) if sparse else (), "norm_topk_prob": sparse}
     fields |= {"rope_dim": int(config.head_dim * part)}
-    # An MTP head has the model's embedding and lm_head. Transformers doesn't save it.
+    # An MTP head has the model's embedding and lm_head.
     mtp = checked_whole(f"{file}: mtp_num_hidden_layers", found.get("mtp_num_hidden_layers", 0), 0)
-    has_head = mtp and not found.get("mtp_use_dedicated_embeddings") and any(".fc." in name for name in folder.mapped())
+    has_head = mtp and not found.get("mtp_use_dedicated_embeddings") and any(".fc." in name for name in names)
     config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == LAYER_TYPES[0]),
                           mtp_num_hidden_layers=int(has_head))
     if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads \
@@ -434,9 +450,10 @@ def tensor_shapes(config: HybridConfig) -> dict[str, tuple[int, ...]]:
     return shapes | {"model.norm.weight": (d,), "lm_head.weight": (config.vocab_size, d)}
 
 
-def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
+def load_weights(source: Source) -> dict[str, Any]:
     """The namesake of qwen3.load_weights."""
-    weights = qwen3.load_weights(folder, config)
+    config: Any = source.config
+    weights = qwen3.load_weights(source)
     weights["norm"] = 1 + weights["norm"]  # the files hold the distance from 1; only linear_attn.norm is stored whole
     for layer in weights["layers"]:
         for name in layer:
@@ -447,7 +464,7 @@ def load_weights(folder: Folder, config: Any) -> dict[str, Any]:
     return weights | ({"mtp": weights["layers"].pop()} if config.mtp_num_hidden_layers else {})
 
 
-ENGINE = Engine(load_weights, HybridCache, partial(run_pass, layer=decoder_layer), guess=guess)
+ENGINE = Engine(load_weights, HybridCache, guess=guess)
 
 
 DENSE = ModelType(hybrid_config, tensor_shapes, QWEN3.defaults | {
@@ -457,7 +474,7 @@ DENSE = ModelType(hybrid_config, tensor_shapes, QWEN3.defaults | {
     "linear_conv_kernel_dim": 4}, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), ENGINE,
     names={"model.language_model.": "model.", "mtp.layers.0.": "model.layers.{num_hidden_layers}.",
            "mtp.": "model.layers.{num_hidden_layers}."}, tower=QWEN3_VL.tower, media=QWEN3_VL.media,
-                  seeing={"mrope_section": [11, 11, 10]})
+                  seeing={"mrope_section": [11, 11, 10]}, fast="qwen3_lib.kernels.hybrid", layer=decoder_layer)
 SPARSE = replace(DENSE, config=partial(hybrid_config, sparse=True), defaults=DENSE.defaults | {
     "hidden_size": 2048, "num_hidden_layers": 40, "num_key_value_heads": 2, "num_experts": 256,
     "num_experts_per_tok": 8, "moe_intermediate_size": 512, "shared_expert_intermediate_size": 512},

@@ -53,8 +53,8 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 import qwen3  # first: it says in one line what is missing
 import numpy as np
 import tokenizers
-from qwen3 import (LIBRARY, QWEN3, Config, Folder, KVCache, Media, Model, SamplingOptions, Sequence, Stream, attention,
-                   checked_whole, dense, gelu, layer_norm, linear, to_float32)
+from qwen3 import (LIBRARY, QWEN3, KVCache, Media, Model, SamplingOptions, Sequence, Source, Stream,
+                   attention, checked_whole, dense, gelu, layer_norm, linear, to_float32)
 from tokenizer_utils import (InputError, Tokenizer, brief, library_errors, load_tokenizer, make_tokenizer,
                              read_json_object)
 
@@ -192,15 +192,15 @@ TOWER_NAMES = {"thinker.audio_tower.": "", "model.audio_tower.": "", "model.mult
 class Sounds(Media):
     """The sounds of a model: the last ones are kept, and all that a sequence holds."""
 
-    def __init__(self, folder: Folder, config: Config):
+    def __init__(self, source: Source):
         super().__init__()
-        self.folder, self.width, self.lock = folder, config.hidden_size, threading.Lock()
+        self.source, self.width, self.lock = source, source.config.hidden_size, threading.Lock()
         self.recent = deque[Sound](maxlen=KEPT_SOUNDS)
 
     @cached_property
     def config(self) -> SoundConfig:
         """Read for the first sound, as the weights are. Raises InputError for values that aren't supported."""
-        raw, where = self.folder.json("config.json"), f"{self.folder.path / 'config.json'}: "
+        raw, where = self.source.about, f"{self.source.path / 'config.json'}: "
         raw = raw.get("thinker_config", raw).get("audio_config")
         if not isinstance(raw, dict):
             raise InputError(f"{where}audio_config must be an object, not {brief(repr(raw))}")
@@ -217,7 +217,7 @@ class Sounds(Media):
     def weights(self) -> dict[str, np.ndarray]:
         """The tower's weights in float32, those of the convolutions as the matrices that `convolution` wants."""
         w = dict[str, np.ndarray]()
-        for name, tensor in self.folder.tower().items():
+        for name, tensor in self.source.tower.items():
             start = next(start for start in TOWER_NAMES if name.startswith(start))
             w[TOWER_NAMES[start] + name.removeprefix(start)] = to_float32(tensor)
         for name in ("conv2d1.weight", "conv2d2.weight", "conv2d3.weight"):  # [outputs, channels, pitches, times]
@@ -249,13 +249,18 @@ class Sounds(Media):
                     vectors.append(window)
                     yield None
             except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
-                raise InputError(f"{self.folder.path}: its tower doesn't fit its config: {brief(error)}") from error
+                raise InputError(f"{self.source.path}: its tower doesn't fit its config: {brief(error)}") from error
             sound = Sound(next(SOUND_NUMBERS), np.concatenate(vectors)[None])
             if sound.vectors.shape[2] != self.width or not np.isfinite(sound.vectors).all():
-                raise InputError(f"{self.folder.path}: the tower gives no {self.width} finite numbers")
+                raise InputError(f"{self.source.path}: the tower gives no {self.width} finite numbers")
             self.known[key] = self.known[sound.number] = sound
         self.recent.append(sound)
         yield sound
+
+
+def hears(model: Model) -> bool:
+    """Whether a model writes down sounds."""
+    return isinstance(model.media, Sounds)
 
 
 def sounds_of(model: Model) -> Sounds:
@@ -360,7 +365,7 @@ media_of = Sounds
 MODEL_TYPES = {"qwen3_asr": replace(
     QWEN3, architectures=("Qwen3ASRForConditionalGeneration", "Qwen3ASRForTokenClassification"),
     text=("thinker_config", "text_config"), tower=tuple(TOWER_NAMES), media="qwen3_asr", tokenizer=tokenizer_of,
-    names={"thinker.model.": "model.", "thinker.lm_head.": "classes.", "model.language_model.": "model.",
+    quantize="int8", names={"thinker.model.": "model.", "thinker.lm_head.": "classes.", "model.language_model.": "model.",
            "score.": "classes."})}  # a tied head is the embedding, and a forced aligner has classes in place of words
 
 

@@ -35,7 +35,7 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_embed.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import (  # first: it says in one line what is missing
-    Config, Folder, InputError, Model, NextTokens, brief, check_finite, checked_whole, compute, load_model, softmax,
+    InputError, Model, NextTokens, Source, brief, check_finite, checked_whole, compute, load_model, softmax,
     to_float32)
 import numpy as np
 
@@ -81,11 +81,11 @@ def embed(model: Model, texts: Iterable[str | Seen], instruction: str | None = N
     Qwen3-VL-Embedding also takes {"image": ..., "text": ...} in place of a text, with both or one of them; an image is
     a path, the bytes of a file, a PIL image or an array. Its instruction or prompt is a system message.
     """
-    if not model.embeds or head_of(model.folder, model.config):
+    if not model.embeds or head_of(model.source):
         raise InputError(f"{model.path}: not an embedding model; take a model such as Qwen/Qwen3-Embedding-0.6B")
     if instruction is not None and prompt is not None:
         raise InputError("give an instruction or the name of a prompt, not both")
-    recipe = recipe_of(model.folder, model.config)
+    recipe = recipe_of(model.source)
     size = recipe.width if dimensions is None else dimensions
     if checked_whole("dimensions", size, 1) > recipe.width:
         raise InputError(f"dimensions must be at most {recipe.width}, not {size}")
@@ -144,7 +144,7 @@ def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], ins
     with one label. Raises InputError for another model, and for a document longer than the context has room for;
     `truncate` cuts such a document instead. Qwen3-VL-Reranker also takes {"image": ..., "text": ...}, see `embed`.
     """
-    head = head_of(model.folder, model.config)
+    head = head_of(model.source)
     if model.embeds and not (head and head.kind == SEQUENCE and len(head.labels) == 1):
         raise InputError(f"{model.path}: an embedding model, not a reranker; compare the vectors of embed(), or take a "
                          "model such as Qwen/Qwen3-Reranker-0.6B")
@@ -238,7 +238,7 @@ def classify(model: Model, texts: Iterable[str], truncate: bool = False) -> list
     have several labels, or the model has only one. A reward model's reward is its one score. Raises InputError for a
     model without such a head, and for a text longer than the context; `truncate` cuts such a text instead.
     """
-    if (head := head_of(model.folder, model.config)) is None:
+    if (head := head_of(model.source)) is None:
         raise InputError(f"{model.path}: not a classifier: architectures in config.json is none of {', '.join(HEADS)}")
     texts = checked_texts(texts)
     bodies = [ids_of_text(model, text, truncate) for text in texts]
@@ -285,17 +285,17 @@ class Head(NamedTuple):
 
 
 @lru_cache(maxsize=4)
-def head_of(folder: Folder, config: Config) -> Head | None:
+def head_of(source: Source) -> Head | None:
     """The head of a classifier; None for other models. Raises InputError if its weights don't fit config.json."""
-    raw = folder.json("config.json")
+    raw, config = source.about, source.config
     if (kind := next((name for name in HEADS if name in str(raw.get("architectures"))), None)) is None:
         return None
-    stored, names = folder.stored(), raw.get("id2label")
+    stored, names = source.heads, raw.get("id2label")
     names = names if isinstance(names, dict) else {}
     weight, bias = stored.get("score.weight"), stored.get("score.bias")
     n = len(names) or raw.get("num_labels", 2)
     if weight is None or weight.shape != (n, config.hidden_size) or (bias is not None and bias.shape != (n,)):
-        raise InputError(f"{folder.path}: score.weight is missing, or has another shape than [{n}, "
+        raise InputError(f"{source.path}: score.weight is missing, or has another shape than [{n}, "
                          f"{config.hidden_size}], as config.json says")
     labels = [str(names.get(str(i), f"LABEL_{i}")) for i in range(n)]
     return Head(kind, to_float32(weight), np.zeros(n, np.float32) if bias is None else to_float32(bias), labels,
@@ -460,12 +460,12 @@ def run(args: argparse.Namespace) -> int:
                 shown = {"text": item} if isinstance(item, str) else item
                 print_json(shown | {"vector": np.round(vector.astype(np.float64), 7).tolist()})
         return 0
-    if model.embeds and head_of(model.folder, model.config) is None:
+    if model.embeds and head_of(model.source) is None:
         prompt = args.prompt or ("query" if args.instruction is None else None)
         query = embed(model, checked_texts([args.query], "the query"), args.instruction, args.dimensions, args.truncate,
                       prompt)
         documents = embed(model, items, None, args.dimensions, args.truncate, "document")
-        compared = (lambda x: x) if recipe_of(model.folder, model.config).dot else normalized
+        compared = (lambda x: x) if recipe_of(model.source).dot else normalized
         scores = compared(documents) @ compared(query)[0]
     elif args.dimensions is not None or args.prompt is not None:
         raise InputError(f"--{'prompt' if args.dimensions is None else 'dimensions'}: {model.path} is no embedding "

@@ -23,7 +23,7 @@ qwen3_lib/kernels/:
     products.py    which functions of them a pass needs
     layers.py      the kernels, in the order of forward; fields.py: how they find their arrays
     experts.py     the kernel of a mixture of experts
-    delta.py       the kernel of Qwen3.5's delta nets; hybrid.py: their matrices and states
+    kind.py        what differs between model types: dense.py, and hybrid.py for Qwen3.5, whose kernel is delta.py
     intrinsics.py  what numba can't say in Python
     quantize.py    the kernels that pack weights
     compile.py     numba compiles kernels: a program of its own, for the first run; translate.py: how numba is used
@@ -51,19 +51,17 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
 import qwen3  # first: it says in one line what is missing
 import numpy as np
 
-from qwen3 import (BUNDLED, Config, Engine, Folder, InputError, Model, Pass, Sampling, Sequence, Tokenizer,
+from qwen3 import (BUNDLED, Config, Engine, InputError, Model, Pass, Sampling, Sequence, Source, Tensor, Tokenizer,
                    __version__, chat, checked_whole, default_sampling, embed_tokens, forward, generate, rms_norm,
                    rope_tables, to_float32)
-from qwen3_5 import HybridConfig
 from qwen3_lib.io.cores import available_cpus
-from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
     from qwen3_lib.kernels.cpu import check_path
-    from qwen3_lib.kernels.hybrid import StateCache, state_tables
+    from qwen3_lib.kernels.kind import kind_for, steps_of
     from qwen3_lib.kernels.layout import (BF16, BLOCK, CACHE, CACHE_ROWS, F16, F32, FEW, GROUP, JOB, KV8, PANEL, PASS,
                                           PROMPT, ROUNDED, ROW, TASK, TILE, TILES, NewTokens, address_table,
                                           is_packed, padded)
@@ -71,7 +69,7 @@ try:
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import team_of
-    from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, choose_formats, layers_of, may_move,
+    from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, choose_formats, may_move,
                                            move_layer, mtp_head, stored_tensors, touch_pages)
 except ImportError as error:
     if __name__ == "__main__":
@@ -84,7 +82,7 @@ __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sam
 
 # ---- Weights: as they lie in the file, or packed ---------------------------------------------------------------------
 
-def load_weights(folder: Folder, config: Config, quantize: str | None = None, threads: int | None = None,
+def load_weights(source: Source, quantize: str | None = None, threads: int | None = None,
                  activations: str = "bf16") -> Weights:
     """The namesake of qwen3.load_weights: nothing is expanded. `quantize` is None, "int8" or "int4".
 
@@ -95,33 +93,35 @@ def load_weights(folder: Folder, config: Config, quantize: str | None = None, th
     or 5 bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K and Q6_K stay as
     they are.
     """
-    saved = folder.format if isinstance(folder, Quantized) else None
-    if saved is not None and quantize not in (None, saved):
-        raise InputError(f"{folder.path}: this checkpoint is {saved}, so it can't be made {quantize}")
-    shapes, stored = stored_tensors(folder, config)
-    format = saved or quantize
+    saved, kind, config = source.saved, kind_for(source.kind), source.config
+    if saved is not None and quantize not in (None, saved.format):
+        raise InputError(f"{source.path}: this checkpoint is {saved.format}, so it can't be made {quantize}")
+    shapes, stored = stored_tensors(source)
+    format = saved.format if saved else quantize
     if activations == "f32":
         stored = {name: tensor._replace(bits=32) if isinstance(tensor, PackedTensor) and tensor.bits == 16 else tensor
                   for name, tensor in stored.items()}
     unpacks = any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     packs = quantize or unpacks
-    make_kernels(layers_of(config), *["quantize_block"] * bool(quantize), *["pack_block"] * unpacks)
+    make_kernels(steps_of(kind, config), *[("quantize.quantize_block",)] * bool(quantize),
+                 *[("quantize.pack_block",)] * unpacks)
     team, arrays = team_of(threads or available_cpus()), list[np.ndarray]()
     vectors = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if len(shapes[name]) != 2}
-    matrices, plan = {}, choose_formats(config, stored, format).items()
+    matrices, plan = {}, choose_formats(kind, config, stored, format).items()
     if saved is None and packs:
         plan = progress(plan, f"quantizing to {quantize}" if quantize else "unpacking")
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, arrays)
-        if isinstance(folder, Quantized):
-            [*pool.map(folder.check, stored.items())]
+        if saved is not None:
+            [*pool.map(saved.check, *zip(*stored.items()))]
         for name, forms in plan:
             tensor, shape = stored[name], shapes[name]
             matrices[name] = packer.kept(tensor.data, forms[0], *shape) if tensor.dtype == "U8" else \
-                packer.weight(f"{folder.path}: {name}", tensor, forms, shape)
+                packer.weight(f"{source.path}: {name}", tensor, forms, shape)
     for matrix in matrices.values() if activations == "bf16" else ():
         matrix["form"][matrix["form"] == BF16] = ROUNDED
-    weights = Weights(config, matrices, vectors, shapes, arrays, build_layers(config, matrices, vectors), team, format)
+    weights = Weights(kind, config, matrices, vectors, shapes, arrays, build_layers(kind, config, matrices, vectors),
+                      team, format)
     if format is None and not packs and not config.sparse_layers:
         mappings = {id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values()
         touch_pages(mappings)
@@ -171,8 +171,6 @@ class Int8Cache(KVCache):
 
 
 CACHES = {cache.dtype: cache for cache in (KVCache, Bf16Cache, RoundedCache, F32Cache, Int8Cache)}
-HYBRID_CACHES = {dtype: type(f"Hybrid{cache.__name__}", (cache, StateCache),
-                             {"plain": cache, "kind": "of a fast hybrid"}) for dtype, cache in CACHES.items()}
 KV_DTYPES = "f16", "bf16", "f32", "int8"
 ACTIVATIONS = "f32", "bf16"  # to which vectors may be rounded before they are multiplied with weights of bf16
 LARGEST_CACHED = {"f16": 65504, "int8": 127 * 65504}  # the largest number that such a cache holds
@@ -187,7 +185,7 @@ def batch_of(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], c
     shape = len(wanted), padded(int(w.layers.head[0].rows), PANEL)
     logits = w.logits.take(shape[0] * shape[1]).reshape(shape) if len(wanted) <= PROMPT else empty(shape, np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
-    runs, states = state_tables(caches, np.bincount(rows["sequence"], minlength=len(caches)))
+    runs, states = w.kind.tables(caches, np.bincount(rows["sequence"], minlength=len(caches)))
     return NewTokens(x=x, cos=turned[0], sin=turned[1], rows=rows, tasks=tasks, tiles=tiles, wanted=wanted,
                      logits=logits, caches=np.array(where, CACHE), runs=runs, states=states,
                      cache_rows=np.array([(caches[0].stored, caches[0].k.shape[3])], CACHE_ROWS))
@@ -220,7 +218,7 @@ def run_layers(w: Weights, batch: NewTokens, caches: list[Any], added: Any = ())
         stops.append(n_layers)
     for first, last in (spans := [*itertools.pairwise(stops)]):
         job = np.array([(0, 0, first, last, job_table.ctypes.data, (first, last) == spans[-1])], JOB)
-        w.team.run(kernel(layers_of(config)), job, w, caches, batch, space, functions, job_table)
+        w.team.run(kernel(*steps_of(w.kind, config)), job, w, caches, batch, space, functions, job_table)
         if first < last <= len(added):
             batch.x[:] += added[last - 1]
     return batch.logits[:, :int(w.layers.head[0].rows)]
@@ -291,7 +289,7 @@ def note_small_numbers(model: Model, cache: Any) -> None:
 
 
 def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,
-           activations: str | None = None) -> Callable[[Folder, Config], Engine]:
+           activations: str | None = None) -> Callable[[Source], Engine]:
     """A function that gives the Engine for a model: what qwen3.load_model takes. The arguments are those of load_model.
 
     Raises InputError for unknown values.
@@ -304,26 +302,27 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     if threads is not None:
         checked_whole("threads", threads, 1)
 
-    def for_model(folder: Folder, config: Config) -> Engine:
-        rounds = activations == "bf16" or activations is None and (bool(quantize) or is_rounded(folder))
+    def for_model(source: Source) -> Engine:
+        plain = source.saved is None and all(isinstance(each, Tensor) for each in source.tensors.values())
+        packing = quantize or (source.kind.quantize if plain and activations is None else None)
+        rounds = activations == "bf16" or activations is None and (bool(packing) or is_rounded(source))
         dtype = kv_dtype or ("bf16" if rounds else "f16")
         overflow = {"overflow": f"a key or value is probably too large for the {dtype} cache, which holds numbers up "
                                 f"to {LARGEST_CACHED[dtype]}: try --kv-dtype bf16"} if dtype in LARGEST_CACHED else {}
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
-        load = partial(load_weights, quantize=quantize, threads=threads, activations=activations or "bf16")
-        new_cache = (HYBRID_CACHES if isinstance(config, HybridConfig) else CACHES)[cached]
-        return Engine(load, new_cache, run_pass, guess=guess, drafts=True,
+        load = partial(load_weights, quantize=packing, threads=threads, activations=activations or "bf16")
+        return Engine(load, kind_for(source.kind).cache(CACHES[cached]), run_pass, guess=guess, drafts=True,
                       rows=lambda model, name, token_ids: matrix_rows(
                           model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow)
 
     return for_model
 
 
-def is_rounded(folder: Folder) -> bool:
+def is_rounded(source: Source) -> bool:
     """Whether a model's files have matrices of bf16, or some that stay packed: vectors are rounded for both."""
-    return isinstance(folder, Quantized) or any(
+    return source.saved is not None or any(
         len(tensor.shape) == 2 and ((form := forms_of(name, tensor, None)[-1]) == BF16 or is_packed(form))
-        for name, tensor in folder.stored().items())
+        for name, tensor in source.tensors.items())
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,

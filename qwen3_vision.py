@@ -51,7 +51,7 @@ if __name__ == "__main__" and (absent := [name for name in ("qwen3", "PIL") if f
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-from qwen3 import (Config, Folder, Media, Model, TokenIds, apply_rope, attention, checked_number, checked_whole, dense,
+from qwen3 import (Media, Model, Source, TokenIds, apply_rope, attention, checked_number, checked_whole, dense,
                    gelu, layer_norm, rope_of, to_float32)
 from tokenizer_utils import InputError, brief, library_errors, with_system
 
@@ -239,22 +239,22 @@ def mrope_positions(before: np.ndarray, ids: np.ndarray) -> np.ndarray:
 class Pictures(Media):
     """The pictures of a model: those shown last are kept, and all that a sequence holds."""
 
-    def __init__(self, folder: Folder, config: Config):
+    def __init__(self, source: Source):
         super().__init__()
-        self.folder, self.width, self.lock = folder, config.hidden_size, threading.Lock()
+        self.source, self.width, self.lock = source, source.config.hidden_size, threading.Lock()
         self.recent = list[Picture]()
-        section = rope_of(folder.language()).get("mrope_section", folder.kind.seeing.get("mrope_section"))
+        section = rope_of(source.language).get("mrope_section", source.kind.seeing.get("mrope_section"))
         if not isinstance(section, list) or [isinstance(n, int) and n >= 0 for n in section] != [True] * 3:
-            raise InputError(f"{folder.path}: mrope_section must be three whole numbers, not {brief(section)}")
-        self.axes = np.zeros(config.rope_dim // 2, int)  # by what each pair of RoPE turns: 0 time, 1 row, 2 column
+            raise InputError(f"{source.path}: mrope_section must be three whole numbers, not {brief(section)}")
+        self.axes = np.zeros(source.config.rope_dim // 2, int)  # by what each pair of RoPE turns: 0 time, 1 row, 2 column
         for axis in (1, 2):  # of the first pairs, every third one turns by the row, and every third one by the column
             self.axes[axis:3 * section[axis]:3] = axis
 
     @cached_property
     def config(self) -> VisionConfig:
         """Read for the first picture, as the weights are. Raises InputError for values that aren't supported."""
-        raw, where = self.folder.json("config.json")["vision_config"], f"{self.folder.path / 'config.json'}: "
-        usual = asdict(VisionConfig()) | self.folder.kind.seeing
+        raw, where = self.source.about["vision_config"], f"{self.source.path / 'config.json'}: "
+        usual = asdict(VisionConfig()) | self.source.kind.seeing
         found = {name: usual[name] if raw.get(name) is None else raw[name] for name in asdict(VisionConfig())}
         deep, rope = found.pop("deepstack_visual_indexes"), rope_of({"rope_theta": found.pop("rope_theta")} | raw)
         theta = checked_number(f"{where}rope_theta of vision_config", rope["rope_theta"], 1.1, 1e12)
@@ -267,7 +267,7 @@ class Pictures(Media):
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
-        found = {name.removeprefix("model.visual."): to_float32(each) for name, each in self.folder.tower().items()}
+        found = {name.removeprefix("model.visual."): to_float32(each) for name, each in self.source.tower.items()}
         return {name: each.reshape(len(each), -1) if each.ndim > 1 else each for name, each in found.items()}
 
     def size(self, image: Any, max_pixels: int | None = None, min_pixels: int = MIN_PIXELS) -> tuple[int, int]:
@@ -289,9 +289,9 @@ class Pictures(Media):
                 try:
                     vectors = tower(pixels, self.weights, self.config)
                 except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
-                    raise InputError(f"{self.folder.path}: its tower doesn't fit its config: {brief(error)}") from error
+                    raise InputError(f"{self.source.path}: its tower doesn't fit its config: {brief(error)}") from error
                 if vectors.shape[2] != self.width or not np.isfinite(vectors).all():
-                    raise InputError(f"{self.folder.path}: the vision tower gives no {self.width} finite numbers")
+                    raise InputError(f"{self.source.path}: the vision tower gives no {self.width} finite numbers")
                 picture = Picture(next(PICTURE_NUMBERS), rows, columns, vectors)
                 self.known[key] = self.known[picture.number] = picture
             self.recent = [*(each for each in self.recent if each is not picture), picture]
@@ -304,9 +304,9 @@ class Pictures(Media):
         return np.take(mrope_positions(before, ids), self.axes, axis=1)
 
 
-def media_of(folder: Folder, config: Config) -> Pictures | None:
+def media_of(source: Source) -> Pictures | None:
     """A model's Pictures, or None if it has no tower."""
-    return Pictures(folder, config) if isinstance(folder.json("config.json").get("vision_config"), dict) else None
+    return Pictures(source) if isinstance(source.about.get("vision_config"), dict) else None
 
 
 def sees(model: Model) -> bool:

@@ -26,14 +26,15 @@ from threadpoolctl import threadpool_limits
 import harness
 import qwen3_numba
 from qwen3_lib.kernels import objects, vectors
-from qwen3_lib.kernels.build import LAYERS, kernel_at, linker, make_kernels
+from qwen3_lib.kernels.build import kernel_at, linker, make_kernels
+from qwen3_lib.kernels.dense import DENSE_STEPS
 from qwen3_lib.kernels.cpu import INT8_SHAPES, ON_ARM, PAIRS, PATH
 from qwen3_lib.kernels.layout import (FORMATS, INT8, KEYS, PRODUCT, REARRANGED, ROUNDED, TRANSPOSES, VALUES,
                                       is_packed)
 from qwen3_lib.kernels.objects import compile_layers, compile_product
 from qwen3_lib.kernels.vectors import FLOAT, I8, I32, I64, LANES, loop, splat, vector, widened_form
 
-STEPS = LAYERS["decoder_layers"][:-1]  # project_heads, attend_heads, finish_dense
+STEPS = DENSE_STEPS[:-1]  # project_heads, attend_heads, finish_dense
 SETTINGS = {"bf16": (None, "f32"), "bf16-rounded": (None, "bf16")}  # quantize and activations
 PARTS = "products", "scaling", "keys", "values", "softmax, RoPE", "norms, packing", "silu, packing", "Python"
 TILES = 12  # sums of the loop of nothing but instructions for bytes, or for bf16
@@ -153,7 +154,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4, help="of Qwen3-0.6B (default: 4)")
     args = harness.parsed(parser)
     objects.WRITERS |= {"nothing": (write_nothing, 10), "dots": (write_dots, 1)}
-    make_kernels("decoder_layers")
+    make_kernels(DENSE_STEPS)
     most, nothing = limits(), linked("nothing", compile_product("nothing", "nothing", 0, 0, ANY_WAY))
     steps = {step: kernel_at(linked(f"only_{step}",
                                     compile_layers(f"only_{step}", [step] * bool(step), "output_logits")))

@@ -72,12 +72,11 @@ class Lines(ray.data.datasource.BlockBasedFileDatasink):
 
 
 def run(args: argparse.Namespace) -> None:
-    folder = open_model(str(args.model))
-    folder.config()  # raises InputError here rather than in each worker, as stored() does
-    if "model.embed_tokens.weight" not in folder.stored():
-        raise InputError(f"{folder.path}: an embedding model gives vectors, not answers")
+    source = open_model(str(args.model))  # raises InputError here rather than in each worker
+    if source.embeds:
+        raise InputError(f"{source.path}: an embedding model gives vectors, not answers")
     if Path(args.model).exists():
-        args.model = str(folder.path.resolve())  # the workers are in other folders
+        args.model = str(source.path.resolve())  # the workers are in other folders
     lines, digest, start = array("q"), hashlib.sha256(), 0
     with open(args.input, "rb") as file:
         for number, line in enumerate(file, 1):

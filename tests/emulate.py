@@ -80,6 +80,7 @@ def compile_for(name: str, features: dict[str, bool], triple: str, folder: Path)
         module.get_host_cpu_name = lambda: name
         module.get_host_cpu_features = lambda: llvm.FeatureMap(features)
     from qwen3_lib.kernels import build, objects, products
+    from qwen3_lib.kernels.dense import DENSE_STEPS
     from qwen3_lib.kernels.compile import machine_code
     from qwen3_lib.kernels.layout import BF16, F16, INT4, INT5, INT8, ROUNDED
 
@@ -95,11 +96,10 @@ def compile_for(name: str, features: dict[str, bool], triple: str, folder: Path)
             file.write_bytes(machine_code(kernels))
         return file.read_bytes()
 
-    for group in build.COMPILED_TOGETHER:
-        if group[0] not in ("finish_sparse", "mix_states"):
-            keep(group[0], partial(numbas, group))
-    steps = build.LAYERS["decoder_layers"]
-    keep("decoder_layers", partial(objects.compile_layers, "decoder_layers", steps[:-1], steps[-1]))
+    for group in dict.fromkeys(map(build.compiled_with, (*DENSE_STEPS, "quantize.quantize_block", "quantize.pack_block"))):
+        keep(build.symbol(group[0]), partial(numbas, group))
+    steps = [build.symbol(step) for step in DENSE_STEPS]
+    keep(build.symbol(*DENSE_STEPS), partial(objects.compile_layers, build.symbol(*DENSE_STEPS), steps[:-1], steps[-1]))
     products.address_of = keep
     for form in (BF16, ROUNDED, INT8, INT5, INT4):
         for n in (1, 4, 10, 30, 31, 45):  # the passes of EXACT

@@ -18,6 +18,8 @@ from hypothesis import HealthCheck, settings
 import qwen3
 from configs import BASE, ROOT
 from qwen3_lib.app import cli
+from qwen3_lib.io import models
+from qwen3_lib.io.models import description_of, open_model
 from qwen3_lib.io.errors import InputError
 
 PERU, LIMA = "What is the capital of Peru?", "The capital of Peru is Lima."
@@ -254,6 +256,28 @@ def states_of(model, ids, cache=None):
     """The hidden states of ids [n] -> [n, hidden_size]."""
     cache = model.engine.new_cache(model.config) if cache is None else cache
     return qwen3.compute(model, [qwen3.NextTokens(cache, np.asarray(ids), 0)], states=True)[1]
+
+
+def config_at(folder: Path) -> qwen3.Config:
+    """The Config of a folder that may have no weights."""
+    return description_of(qwen3.json_in(folder / "config.json"), folder / "config.json").config()
+
+
+def stored_in(path: Path) -> dict:
+    """All tensors of a model's language model in its files, by our names."""
+    source = open_model(str(path))
+    return source.tensors | source.heads
+
+
+def change_stored(patch: pytest.MonkeyPatch, change) -> None:
+    """From now on, each model that is read has the tensors change(those in its files, its Source)."""
+    real = models.read
+
+    def changed(path):
+        source = real(path)
+        return dataclasses.replace(source, tensors=change(source.tensors, source))
+
+    patch.setattr(models, "read", changed)
 
 
 def random_ids(n, seed=0, vocab_size=BASE["vocab_size"]):

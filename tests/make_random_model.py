@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
 from qwen3_5 import HybridConfig  # noqa: E402
-from qwen3_lib.io.models import source_of  # noqa: E402
+from qwen3_lib.io.models import description_of  # noqa: E402
 
 # hidden_size, intermediate_size, layers, heads, KV heads, tied head
 SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, True),
@@ -125,15 +125,10 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
     """
     out.mkdir(parents=True, exist_ok=True)
     text = config.get("text_config", config)
-    without_head = {key: value for key, value in text.items() if key != "mtp_num_hidden_layers"}
-    (out / "config.json").write_text(json.dumps(config | (
-        {"text_config": without_head} if "text_config" in config else {"mtp_num_hidden_layers": 0})))
-    source = source_of(out)  # which looks for the tensors of an MTP head
-    sizes = source.config()
-    if text.get("mtp_num_hidden_layers"):
-        sizes = replace(sizes, mtp_num_hidden_layers=1)
-    shapes, behind = source.kind.shapes(sizes), f"model.layers.{sizes.num_hidden_layers}."
     (out / "config.json").write_text(json.dumps(config, indent=2))
+    about = description_of(config, out / "config.json")
+    sizes = about.config(["mtp.fc.weight"])
+    shapes, behind = about.kind.shapes(sizes), f"model.layers.{sizes.num_hidden_layers}."
     scales = (HYBRID_SCALES if isinstance(sizes, HybridConfig) else {}) | dict(scales)
     if config.get("tie_word_embeddings") or config["model_type"] == "qwen3_asr":
         del shapes["lm_head.weight"]

@@ -11,7 +11,7 @@ import qwen3
 import qwen3_5
 import qwen3_numba as fast
 from qwen3_5 import HybridConfig
-from qwen3_lib.io.models import Checkpoint
+from helpers import change_stored
 from qwen3_lib.io.tensors import Blocks, PackedTensor
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, F16, F32, GROUP16_BYTES, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K,
@@ -81,7 +81,7 @@ def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.record]:
         data, group, work = aligned(packed_shape(rows, n, form)), *np.empty((2, 32, 32), np.float32)
         for i, block in enumerate(data):
             part = np.ascontiguousarray(w[32 * i:32 * i + 32], np.float32)
-            kernel("quantize_block")(address_table((part, block, group, work)), form)
+            kernel("quantize.quantize_block")(address_table((part, block, group, work)), form)
     else:
         data = np.zeros((rows, padded(n, 32)), {F32: np.float32, F16: np.float16}.get(form, np.uint16))
         data[:, :n] = (w.view(np.uint32) >> 16) if form in (BF16, ROUNDED) else w
@@ -154,21 +154,21 @@ def load_model(path, quantize: str | None, threads: int, kv_dtype: str | None) -
     if quantize in (None, "rounded"):
         return fast.load_model(path, None, threads, kv_dtype, tokenizer=False,
                                activations="f32" if quantize is None else "bf16")
-    form, real = FORMATS.get(quantize), Checkpoint.tensors
+    form = FORMATS.get(quantize)
     if form not in (Q5_1, Q4_1, Q4_0):
         return fast.load_model(path, quantize, threads, kv_dtype, tokenizer=False)
 
-    def tensors(folder, config):
-        if isinstance(config, HybridConfig):
-            return real(folder, config)
+    def tensors(stored, source):
+        if isinstance(source.config, HybridConfig):
+            return stored
         return {name: tensor if tensor.data.ndim < 2 or name.endswith(".mlp.gate.weight")
-                else packed(qwen3.to_float32(tensor)) for name, tensor in real(folder, config).items()}
+                else packed(qwen3.to_float32(tensor)) for name, tensor in stored.items()}
 
     def packed(w):
         return published(*signed(w), None, form) if form == Q4_0 else published(*with_minima(w, MOST[form]), form)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Checkpoint, "tensors", tensors)
+        change_stored(patch, tensors)
         return fast.load_model(path, None, threads, kv_dtype, tokenizer=False)
 
 
@@ -211,9 +211,9 @@ def oracle_of(model: qwen3.Model, patch: pytest.MonkeyPatch) -> qwen3.Model:
             both = numbers.pop(name)
             n = len(both) // 2 if first == "in_proj_b" else len(both) - 1
             numbers |= {name.replace(joined, first): both[:n], name.replace(joined, second): both[n:]}
-    tensors, real = {name: qwen3.Tensor("F32", array, None) for name, array in numbers.items()}, Checkpoint.tensors
+    tensors = {name: qwen3.Tensor("F32", array, None) for name, array in numbers.items()}
     with pytest.MonkeyPatch.context() as loading:
-        loading.setattr(Checkpoint, "tensors", lambda folder, config: real(folder, config) | tensors)
+        change_stored(loading, lambda stored, source: stored | tensors)
         oracle = qwen3.load_model(model.path)
     round_vectors(patch, lambda w: id(w) in packed)
     return oracle

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from qwen3 import InputError
-from qwen3_lib.io.models import MODEL_TYPES, source_of
+import qwen3
+from qwen3_lib.io.models import MODEL_TYPES, description_of
 from qwen3_vision import Pictures
 
 transformers = pytest.importorskip("transformers", reason="transformers is not installed")
@@ -83,10 +84,12 @@ def read_by_transformers(kind, raw):
 
 
 def read_here(folder, names):
-    config = source_of(folder).config()
+    about = description_of(qwen3.json_in(folder / "config.json"), folder / "config.json")
+    config = about.config()
     found = vars(config) | {"rope_type": "default"}
     if "axes" in names:
-        pictures = Pictures(source_of(folder), config)
+        pictures = Pictures(qwen3.Source(folder, about.kind, qwen3.json_in(folder / "config.json"), about.language,
+                                         config, {}, {}, {}, {}, qwen3.load_tokenizer))
         found |= {name: getattr(pictures.config, name) for name in (*TOWER, "deepstack_visual_indexes")} | {
             "axes": pictures.axes.tolist(), "rope_theta of the tower": pictures.config.rope_theta}
     found["sparse_layers"] = found["sparse_layers"][:config.num_hidden_layers]  # without that of an MTP head

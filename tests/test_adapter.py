@@ -14,8 +14,7 @@ from helpers import REMOVED, assert_cli_refuses, assert_one_line, edit_json, log
 from make_random_model import make_random_model
 from qwen3_embed import embed
 from embedders import make_embedder
-from qwen3_lib.io.adapter import Adapted
-from qwen3_lib.io.models import Checkpoint
+from qwen3_lib.io.models import open_model
 from packed import to_bf16
 from published import CASES, WHOLE_GROUPS, quantize_model, write_tensors
 from test_qwen3_moe import MOE
@@ -74,9 +73,7 @@ def test_the_sum_is_rounded_once(stored_as, tmp_path):
     """To float32; in the fast engine to bfloat16 for a base with no more digits, unless activations are f32."""
     path = make_random_model(BASE, tmp_path / "model", stored_as)
     changes = make_adapter(tmp_path / "adapter", {"model.layers.1.mlp.up_proj": (64, 32)})
-    base = Checkpoint(path)
-    config = base.config()
-    plain, stored = base.tensors(config), Adapted(base, tmp_path / "adapter").tensors(config)
+    plain, stored = (open_model(str(path), adapter=each).tensors for each in (None, tmp_path / "adapter"))
     name = "model.layers.1.mlp.up_proj.weight"
     exact = qwen3.to_float32(plain[name]).astype(np.float64) + changes["model.layers.1.mlp.up_proj"]
     found = qwen3.to_float32(stored[name])
@@ -96,8 +93,7 @@ def test_a_quantized_base(case, tmp_path):
     path = make_random_model(WHOLE_GROUPS, tmp_path / "model", "float32")
     expected = quantize_model(path, *CASES[case])
     changes = make_adapter(tmp_path / "adapter", matrices(WHOLE_GROUPS))
-    folder = Adapted(Checkpoint(path), tmp_path / "adapter")
-    stored = folder.tensors(folder.config())
+    stored = open_model(str(path), adapter=tmp_path / "adapter").tensors
     for name, change in changes.items():
         np.testing.assert_allclose(stored[f"{name}.weight"].data, expected[f"{name}.weight"] + change, atol=1e-6)
     assert np.isfinite(logits(qwen3.load_model(path, adapter=tmp_path / "adapter"))).all()
@@ -276,7 +272,7 @@ def test_an_adapter_with_a_classification_head(tmp_path):
     score = np.ones((3, 32), np.float32)
     with_adapter_tensors(tmp_path / "adapter", lambda tensors: tensors.update({"base_model.model.score.weight": score}))
     model = qwen3.load_model(path, adapter=tmp_path / "adapter")
-    np.testing.assert_array_equal(model.folder.stored()["score.weight"].data, score)
+    np.testing.assert_array_equal(model.source.heads["score.weight"].data, score)
     assert logits(model).shape == (5, BASE["vocab_size"])
 
 
@@ -338,9 +334,9 @@ def test_files_that_are_missing_or_damaged(folders, capfd):
                        "cannot be read")
     (adapter / "adapter_model.safetensors").unlink()
     for place in (adapter, path, adapter / "nowhere"):
-        assert_one_line(message_of(Adapted, Checkpoint(path), place), "not a LoRA adapter", "it has no adapter_")
+        assert_one_line(message_of(open_model, str(path), adapter=place), "not a LoRA adapter", "it has no adapter_")
     for place, words in ((r"C:\none", "adapter_config.json"), (r"C:\none:0.5", "for a part of its changes, merge")):
-        assert_one_line(message_of(Adapted, Checkpoint(path), place), f"{place}: not a LoRA adapter", words)
+        assert_one_line(message_of(open_model, str(path), adapter=place), f"{place}: not a LoRA adapter", words)
     assert_one_line(message_of(qwen3.load_model, path, adapter=["a", "b"]), "only one adapter", "merge them with peft")
     assert_cli_refuses(capfd, ["--model", path, "--adapter", "a", "--adapter", "b", "Hi"], "a, b: only one adapter")
     assert_one_line(message_of(qwen3.load_model, adapter), "this is not a model folder", "adapter_config.json")

@@ -7,7 +7,7 @@ import pytest
 
 import qwen3
 import qwen3_numba as fast
-from helpers import assert_one_line, logits_of, message_of, random_ids, works_or_refused
+from helpers import assert_one_line, config_at, logits_of, message_of, random_ids, stored_in, works_or_refused
 from make_random_model import make_random_model
 from packed import blocks_of, reference
 from published import (AWQ_PLACES, CASES, COMPRESSED, FLOAT, GPTQ, STATE, awq, compressed, draws, gptq, half, in_groups,
@@ -16,7 +16,6 @@ from published import WHOLE_GROUPS as CONFIG
 from qwen3 import Tensor, to_float32
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings
-from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.tensors import PackedTensor, rows_of, to_bfloat16
 from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q5_1, ROUNDED, WEIGHT
 from test_qwen3_moe import MOE
@@ -26,7 +25,7 @@ Q_PROJ = "model.layers.0.self_attn.q_proj"
 
 def check(path, expected: dict[str, np.ndarray]) -> None:
     """The numbers are exactly the expected ones, and the model computes with them."""
-    stored = Checkpoint(path).stored()
+    stored = stored_in(path)
     assert stored.keys() == expected.keys()
     assert any(isinstance(tensor, PackedTensor) for tensor in stored.values())
     for key, values in expected.items():
@@ -317,7 +316,7 @@ def test_buffers_are_ignored(tmp_path, case):
     path = make_random_model(CONFIG, tmp_path, "float32")
     expected = quantize_model(path, *CASES[case])
     change_tensors(path, positions=("int64", np.arange(5)), mask=("uint8", np.ones((4, 4))))
-    tensors = Checkpoint(path).tensors(Checkpoint(path).config())
+    tensors = stored_in(path)
     assert tensors.keys() == expected.keys()
 
 
@@ -359,7 +358,7 @@ SETTINGS = {
 def test_settings_that_are_not_supported(tmp_path, case):
     method = SETTINGS[case].get("quant_method", "unknown method")
     (tmp_path / "config.json").write_text(json.dumps(CONFIG | {"quantization_config": SETTINGS[case]}))
-    assert_one_line(message_of(Checkpoint(tmp_path).config), "quantization_config", method, "supported",
+    assert_one_line(message_of(config_at, tmp_path), "quantization_config", method, "supported",
                     "take a GGUF file")
 
 

@@ -15,14 +15,14 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, PARIS, QWEN3_5, ROOT, SHARED, YARN, needs_official_files)
-from helpers import assert_one_line, logits_of, memory_while_loading, message_of, random_ids, run_main
+from helpers import assert_one_line, logits_of, memory_while_loading, message_of, random_ids, run_main, stored_in
 from make_random_model import make_random_model
 from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.app import terminal
 from qwen3_lib.io import gguf_file
 from qwen3_lib.io.gguf_formats import GGUF_FORMATS
 from qwen3 import rope_of, to_float32
-from qwen3_lib.io.models import Checkpoint, GGUFFile, open_model
+from qwen3_lib.io.models import open_model
 from qwen3_lib.io.tensors import PackedTensor, rows_of
 from qwen3_lib.kernels import layout
 from qwen3_lib.kernels.layout import F16, F32, INT8, Q4_0, Q4_1, Q5_1
@@ -58,8 +58,8 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
     Matrices are quantized by the gguf package; `changes` replace metadata, None removes a key.
     """
     source = open_model(str(path))
-    raw = qwen3.Folder.language(source)  # with the RoPE that is written there
-    rope, config = rope_of(raw), vars(source.config()) | {"max_position_embeddings": raw["max_position_embeddings"]}
+    raw = source.language | {key: value for key, value in source.about.items() if key.startswith("rope_")}
+    rope, config = rope_of(raw), vars(source.config) | {"max_position_embeddings": raw["max_position_embeddings"]}
     kind = gguf.GGMLQuantizationType[form]
     arch = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[bool(config["num_experts"])]]
     writer, keys = gguf.GGUFWriter(out, arch), {"general.name": "test"}
@@ -69,7 +69,7 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
         keys |= {f"{arch}.rope.scaling.type": "yarn", f"{arch}.rope.scaling.factor": rope["factor"],
                  f"{arch}.rope.scaling.original_context_length": int(rope["original_max_position_embeddings"])}
     keys |= tokenizer_keys(tokenizer or path)
-    stored, written = open_model(str(path)).stored(), set()
+    stored, written = stored_in(path), set()
     for name, tensor in stored.items():
         if name.startswith("model.visual."):  # see test_mmproj.py
             continue
@@ -138,9 +138,8 @@ def test_the_bundled_model_is_the_same(demo_gguf, demo, capfd, tmp_path):
     assert model.sampling == qwen3.Sampling(0.6, 20, 0.95)
     ids = demo.tokenizer.encode(FRANCE)
     assert np.array_equal(logits_of(demo_gguf, ids), logits_of(demo, ids))
-    source = GGUFFile(demo_gguf)
-    assert source.path == demo_gguf and source.json("config.json")["model_type"] == "qwen3"
-    assert source.json("adapter_config.json") == {} and source.stored().keys() == Checkpoint(DEMO).stored().keys()
+    assert model.path == demo_gguf and model.source.about["model_type"] == "qwen3"
+    assert stored_in(demo_gguf).keys() == stored_in(DEMO).keys()
     assert terminal.banner(model).startswith("qwen3 · demo.gguf · 6.95 M parameters")
     options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
     assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
@@ -149,7 +148,7 @@ def test_the_bundled_model_is_the_same(demo_gguf, demo, capfd, tmp_path):
 @pytest.mark.parametrize("text", ["Hello, world!", "法国的首都是哪里？", "<think>\n</think> <tool_call> <|im_end|>",
                                   " \n\t x 123", "I'm e\u0301 \u00e9 \U0001f600", "[PAD3060]"])
 def test_the_bundled_tokenizer_is_the_same(demo_gguf, demo, text):
-    tokenizer = GGUFFile(demo_gguf).tokenizer()
+    tokenizer = open_model(str(demo_gguf)).tokenizer()
     ids = demo.tokenizer.encode(text)
     assert tokenizer.encode(text) == ids
     for skip in (True, False):
@@ -162,7 +161,7 @@ def test_the_bundled_tokenizer_is_the_same(demo_gguf, demo, text):
 @pytest.mark.parametrize("name", ["tokenizer", "tokenizer_base"])
 def test_the_official_tokenizer_is_the_same(tmp_path, name):
     path = make_random_model(BASE, tmp_path, "float32")
-    tokenizer = GGUFFile(write_gguf(path, tmp_path / "x.gguf", tokenizer=SHARED / name)).tokenizer()
+    tokenizer = open_model(str(write_gguf(path, tmp_path / "x.gguf", tokenizer=SHARED / name))).tokenizer()
     cases = [json.loads(line) for line in (SHARED / "golden/tokenize.jsonl").read_text().splitlines()]
     assert len(cases) > 50
     for case in cases:
@@ -185,7 +184,7 @@ def test_sampling_and_the_end_token_of_the_file(tmp_path):
 
 def assert_kept(file, form=None) -> None:
     """The fast engine keeps a file's matrices, or those of one of its formats, number by number."""
-    weights, stored = fast.load_model(file, tokenizer=False).weights, open_model(str(file)).stored()
+    weights, stored = fast.load_model(file, tokenizer=False).weights, stored_in(file)
     entries = gguf_file.read_gguf(file).tensors
     for name, weight in ({"lm_head.weight": weights.head} | weights.matrices).items():
         if form is None or entries[gguf_name(name)].form.name == form:
@@ -197,7 +196,7 @@ def test_formats_written_by_the_package(tmp_path, form):
     """The numbers are those of the package's own dequantization, and both engines compute with them."""
     path = make_random_model(BASE | {"hidden_size": 96, "tie_word_embeddings": False}, tmp_path / "model", "float32")
     file = write_gguf(path, tmp_path / "x.gguf", form)
-    stored, original = open_model(str(file)).stored(), open_model(str(path)).stored()
+    stored, original = stored_in(file), stored_in(path)
     assert stored.keys() == original.keys()
     for name, tensor in original.items():
         target = gguf.GGMLQuantizationType[form if tensor.data.ndim == 2 else "F32"]
@@ -218,8 +217,8 @@ def test_a_format_without_a_kernel_is_read_by_the_package(tmp_path, monkeypatch)
     """The fast engine keeps the nearest int8. Without the package, one line says what to install."""
     path = make_random_model(BASE | {"hidden_size": 96, "tie_word_embeddings": False}, tmp_path / "model", "float32")
     file, kind = write_gguf(path, tmp_path / "x.gguf", "MXFP4"), gguf.GGMLQuantizationType.MXFP4
-    stored = open_model(str(file)).stored()
-    for name, tensor in open_model(str(path)).stored().items():
+    stored = stored_in(file)
+    for name, tensor in stored_in(path).items():
         if tensor.data.ndim == 2:
             expected = gguf.dequantize(gguf.quantize(tensor.data, kind), kind)
             assert np.array_equal(to_float32(stored[name]), expected)
@@ -294,7 +293,7 @@ def llama_quantized(source, folder, form):
 def test_files_of_llama_quantize(tmp_path, unquantized, form):
     """llama.cpp quantizes a file, and turns the result into float32 itself: ours are the same numbers."""
     written = llama_quantized(unquantized[1], tmp_path, form)
-    packed, plain = (open_model(str(file)).stored() for file in written)
+    packed, plain = (stored_in(file) for file in written)
     assert packed.keys() == plain.keys() and len(packed) == 3 + 3 * 11
     for name, tensor in packed.items():
         assert np.array_equal(to_float32(tensor), to_float32(plain[name])), name
@@ -360,15 +359,15 @@ def test_other_models(tmp_path, config):
 def test_yarn(tmp_path):
     path = make_random_model(BASE | {"rope_scaling": YARN}, tmp_path / "model", "float32")
     file = write_gguf(path, tmp_path / "x.gguf")
-    assert open_model(str(file)).config().rope_frequencies == open_model(str(path)).config().rope_frequencies != ()
+    assert open_model(str(file)).config.rope_frequencies == open_model(str(path)).config.rope_frequencies != ()
     make_random_model(BASE | {"rope_scaling": YARN | {"beta_fast": 24.5, "beta_slow": 2}}, path, "float32")
     keys = {"yarn_beta_fast": 24.5, "yarn_beta_slow": 2.0, "finetuned": False, "yarn_attn_factor": 1.0}
     write_gguf(path, file, **{f"qwen3.rope.scaling.{key}": value for key, value in keys.items()})
-    assert open_model(str(file)).config().rope_frequencies == open_model(str(path)).config().rope_frequencies != ()
+    assert open_model(str(file)).config.rope_frequencies == open_model(str(path)).config.rope_frequencies != ()
     for factor in (None, 0.0):  # llama.cpp takes 1: nothing is stretched
         keys = {"factor": factor, "original_context_length": 64}
         write_gguf(path, file, **{f"qwen3.rope.scaling.{key}": value for key, value in keys.items()})
-        config = open_model(str(file)).config()
+        config = open_model(str(file)).config
         plain = 1 / (config.rope_theta ** (np.arange(0, 16, 2) / 16)).astype(np.float32)
         np.testing.assert_allclose(config.rope_frequencies, plain, rtol=1e-6)
         assert (config.rope_factor, config.context_length) == (1, 512)
@@ -580,9 +579,9 @@ def test_a_converted_qwen3_5_is_the_folder(tmp_path, name, mtp, fused):
     path = make_random_model(NEWER[name] | {"mtp_num_hidden_layers": mtp}, tmp_path / "m", "float32")
     file = write_hybrid(path, tmp_path / "x.gguf", fused=fused and name == "mixture")
     ours, original = open_model(str(file)), open_model(str(path))
-    assert original.config().mtp_num_hidden_layers == mtp
-    assert dataclasses.replace(ours.config(), eos_token_ids=()) == original.config()
-    stored, expected = ours.stored(), original.stored()
+    assert original.config.mtp_num_hidden_layers == mtp
+    assert dataclasses.replace(ours.config, eos_token_ids=()) == original.config
+    stored, expected = ours.tensors, original.tensors
     assert stored.keys() == expected.keys()
     for key, tensor in expected.items():
         rounded = key.endswith(("norm.weight", "norm_embedding.weight", "norm_hidden.weight", "A_log"))
@@ -601,7 +600,7 @@ def test_a_packed_qwen3_5(tmp_path, name, form):
     """The numbers are those of the package's own dequantization, also as whole numbers and in parts."""
     path = make_random_model(NEWER[name], tmp_path / "m", "float32")
     files = [write_hybrid(path, tmp_path / f"{plain}.gguf", form, plain) for plain in (False, True)]
-    packed, plain = (open_model(str(file)).stored() for file in files)
+    packed, plain = (stored_in(file) for file in files)
     assert packed.keys() == plain.keys()
     for key, tensor in plain.items():
         assert np.array_equal(to_float32(packed[key]), tensor.data), key
@@ -633,7 +632,7 @@ def test_a_qwen3_5_of_llama_quantize(tmp_path, form):
     """Blocks of 256 columns hold two heads, which the converter has put in another order."""
     path = make_random_model(SMALL | WIDE, tmp_path / "m", "float32")
     written = llama_quantized(write_hybrid(path, tmp_path / "x.gguf"), tmp_path, form)
-    packed, plain = (open_model(str(file)).stored() for file in written)
+    packed, plain = (stored_in(file) for file in written)
     assert any(isinstance(tensor, PackedTensor) for tensor in packed.values())
     for key, tensor in plain.items():
         assert np.array_equal(to_float32(packed[key]), tensor.data), key

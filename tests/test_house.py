@@ -17,8 +17,8 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3_lib.io": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr"},
     "qwen3_lib.kernels": {"qwen3", "qwen3_5", "qwen3_lib.io"},
     "qwen3_lib.generation": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr", "qwen3_lib.io"},
-    "qwen3_numba": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.kernels"},
-    "qwen3_lib.app": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr", "qwen3_lib.io",
+    "qwen3_numba": {"qwen3", "qwen3_lib.io", "qwen3_lib.kernels"},
+    "qwen3_lib.app": {"tokenizer_utils", "qwen3", "qwen3_vision", "qwen3_asr", "qwen3_lib.io",
                       "qwen3_lib.generation", "qwen3_numba"},
     "qwen3_lib.page": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr", "qwen3_lib.io",
                        "qwen3_lib.generation"},
@@ -101,10 +101,23 @@ def test_the_engines_are_exchangeable_name_by_name():
     assert {*qwen3.__all__} <= {*fast.__all__}
 
 
+def test_only_a_types_own_file_asks_for_its_classes():
+    """Which model type it is, its row in MODEL_TYPES says: nobody else asks whether something is of a type's class."""
+    classes = {node.name: module for module, tree in TREES.items() for node in ast.walk(tree)
+               if isinstance(node, ast.ClassDef)
+               and {*map(ast.unparse, node.bases)} & {"Config", "KVCache", "HybridCache", "Media", "HybridConfig"}}
+    assert {"HybridConfig", "HybridCache", "StateCache", "Sounds", "Pictures"} <= {*classes}
+    asking = [(module, ast.unparse(node)) for module, tree in TREES.items() for node in ast.walk(tree)
+              if isinstance(node, ast.Call) and ast.unparse(node.func) in ("isinstance", "issubclass")
+              for name in ast.walk(node.args[1])
+              if classes.get(getattr(name, "attr", getattr(name, "id", "")), module) != module]
+    assert not asking
+
+
 # Functions that do the same in both engines, in a Qwen3.5, or in kernels; parts that every script has; tables that grow.
 NAMESAKES = {"KVCache", "apply_rope", "attention", "chat", "decoder_layer", "delta_rule", "guess", "linear",
              "load_model", "load_weights", "media_of", "moe", "rms_norm", "run_pass", "sigmoid", "swiglu", "tensor_shapes",
-             "main", "make_parser", "run", "__all__", "MODEL_TYPES"}
+             "main", "make_parser", "run", "KIND", "__all__", "MODEL_TYPES"}
 
 
 def test_a_name_has_one_meaning():

@@ -9,6 +9,7 @@ from packed import FORMATS, FromPython, groups_of, packed_vectors, reference, st
 from qwen3_lib.kernels import layers, quantize
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.cpu import PAIRS
+from qwen3_lib.kernels.dense import DENSE_STEPS
 from qwen3_lib.kernels.fields import FIELD_NAMES
 from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
 from qwen3_lib.kernels.layout import (APART, BF16, BLOCK, F16, F32, INT4, INT5, INT8, JOB, KV8, ROUNDED,
@@ -36,7 +37,7 @@ def multiplied(weight, xs):
               "logits": out[1:-1], "h": h, "packed": packed, "own": np.zeros((2, own_space(0, 0, width)), np.float32),
               "products": functions_for(((weight.form, n),))}
     fields = address_table(tuple(arrays.get(name, np.zeros(0)) for name in FIELD_NAMES))
-    TEAM.run(kernel("decoder_layers"), np.array([(0, 0, 0, 0, fields.ctypes.data, 1)], JOB))
+    TEAM.run(kernel(*DENSE_STEPS), np.array([(0, 0, 0, 0, fields.ctypes.data, 1)], JOB))
     assert np.isnan(out[[0, -1]]).all()  # nothing is written beyond
     factors = h[:, :width]
     if weight.form == ROUNDED and PAIRS:

@@ -15,11 +15,10 @@ import qwen3
 from configs import (BASE, HYBRID, HYBRID_MOE, ROOT, SHARED, TINY, VOCABULARY, YARN, needs_official_files,
                      transformers_5)
 from fuzzing import change, damaged
-from helpers import (HUGE_INT, REMOVED, assert_one_line, edit_json, message_of, read_safetensors, run_main,
+from helpers import (HUGE_INT, REMOVED, assert_one_line, config_at, edit_json, message_of, read_safetensors, run_main,
                      with_tensors, write_safetensors)
 from make_random_model import make_random_model
 from qwen3_lib.io import models
-from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.rope import stretched, with_scaled_rope
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
@@ -43,7 +42,7 @@ def config_of(folder, **changes):
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(BASE))
     edit_json(folder / "config.json", changes)
-    return Checkpoint(folder).config()
+    return config_at(folder)
 
 
 def test_an_option_of_the_fast_engine_names_its_module(small):
@@ -319,7 +318,7 @@ def test_config_numbers(tmp_path, key):
 ], ids=str)
 def test_what_would_be_computed_otherwise_is_refused(tmp_path, changes):
     (tmp_path / "model").mkdir()
-    message = message_of(lambda: (config_of(tmp_path / "model", **changes), Checkpoint(tmp_path / "model").stored()))
+    message = message_of(config_of, tmp_path / "model", **changes)
     assert any(str(word) in message for key, value in changes.items()
                for word in (key, *(value if isinstance(value, dict) else ()), "RoPE", "rope", "'hqq'"))
 
@@ -364,7 +363,7 @@ FILES = [file for folder in ("configs", "configs_resaved") for file in sorted((S
 def test_official_configs(tmp_path, file):
     """Every size loads with its sizes, in every dialect."""
     shutil.copy(file, tmp_path / "config.json")
-    config, raw = Checkpoint(tmp_path).config(), json.loads(file.read_text())
+    config, raw = config_at(tmp_path), json.loads(file.read_text())
     named = {key: value for key, value in raw.items() if key in vars(config)}
     assert len(named) > 8 and named == {key: getattr(config, key) for key in named}
     assert config.eos_token_ids == (raw["eos_token_id"],) and config.context_length == raw["max_position_embeddings"]
@@ -373,7 +372,7 @@ def test_official_configs(tmp_path, file):
     assert config.rope_theta == (1e7 if longer else 5e6 if "2507" in file.stem else 1e6)
     if "rope_parameters" not in raw:
         (tmp_path / "config.json").write_text(json.dumps(transformers_5(raw | {"torch_dtype": "bfloat16"})))
-        assert Checkpoint(tmp_path).config() == config
+        assert config_at(tmp_path) == config
 
 
 # ---- YaRN ------------------------------------------------------------------------------------------------------------

@@ -26,7 +26,7 @@ PIXELS = np.random.default_rng(0).integers(0, 256, (300, 260, 3), np.uint8)
 def write_tower(path, out, form="F32", **changes):
     """The tower of a folder, after the steps of llama.cpp's conversion/qwen3vl.py."""
     config = json.loads((path / "config.json").read_text())
-    about, tensors = config["vision_config"], open_model(str(path)).tower()
+    about, tensors = config["vision_config"], open_model(str(path)).tower
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, about["depth"])
     deep, writer = about["deepstack_visual_indexes"], gguf.GGUFWriter(out, "clip")
     writer.add_clip_has_vision_encoder(True)
@@ -75,7 +75,7 @@ def test_the_same_as_the_folder(both, engine, tmp_path):
     """The tower's tensors bit by bit, the positions, and so the logits."""
     path, file = both
     write_tower(path, tmp_path / "mmproj-x.gguf")
-    ours, expected = open_model(str(tmp_path)).tower(), open_model(str(path)).tower()
+    ours, expected = open_model(str(tmp_path)).tower, open_model(str(path)).tower
     assert ours.keys() == expected.keys()
     assert all(np.array_equal(ours[name].data, expected[name].data) for name in expected)
     model, original = (qwen3.load_model(each, engine(), tokenizer=False) for each in (file, path))
@@ -89,7 +89,7 @@ def test_other_formats(both, form, tmp_path):
     """The numbers are those that the gguf package reads."""
     path, file = both
     write_tower(path, tmp_path / "x.mmproj-f16.gguf", form)
-    ours, exact = qwen3.load_model(file, tokenizer=False).media.weights, open_model(str(path)).tower()
+    ours, exact = qwen3.load_model(file, tokenizer=False).media.weights, open_model(str(path)).tower
     for name, tensor in exact.items():
         values = tensor.data.reshape(len(tensor.data), -1) if tensor.data.ndim > 1 else tensor.data
         packed = tensor.data.ndim == 2 and values.shape[1] % 32 == 0
@@ -125,7 +125,7 @@ def write_ears(path, out, form="F32", **changes):
     writer.add_audio_head_count(about["encoder_attention_heads"])
     writer.add_clip_audio_projector_type(gguf.VisionProjectorType.QWEN3A)
     writer.add_tensor("a.position_embd.weight", np.zeros((13, about["d_model"]), np.float32))
-    for name, tensor in open_model(str(path)).tower().items():
+    for name, tensor in open_model(str(path)).tower.items():
         name, values = name.removeprefix("thinker."), tensor.data
         values = values[:, None, None] if "conv2d" in name and name.endswith(".bias") else values
         kind = gguf.GGMLQuantizationType[form if values.ndim == 2 and values.shape[1] % 32 == 0 else "F32"]

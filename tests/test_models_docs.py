@@ -7,7 +7,7 @@ from published import official_configs
 from qwen3 import tensor_shapes
 from qwen3_lib.io.formats import METHODS
 from qwen3_lib.io.gguf_formats import GGUF_FORMATS
-from qwen3_lib.io.models import Checkpoint
+from helpers import config_at
 from qwen3_lib.kernels.layout import INT8, packed_shape
 from qwen3_lib.kernels.packing import packed_form
 
@@ -20,7 +20,7 @@ def rows_of(page):
 def sizes_of(folder, file):
     """(the number of weights, those that a token reads, the bytes in int8 and in int4) of a config.json."""
     (folder / "config.json").write_text(file.read_text())
-    config = Checkpoint(folder).config()
+    config = config_at(folder)
     shapes = tensor_shapes(config)
     if config.tie_word_embeddings:
         del shapes["lm_head.weight"]

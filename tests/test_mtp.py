@@ -67,7 +67,7 @@ def test_a_head_that_copies(hidden, engine, tmp_path):
     let_head_agree(path := make(HYBRID | HEAD | {"vocab_size": 4096}, tmp_path), hidden=hidden)
     model, ids = qwen3.load_model(path, engine), np.array(random_ids(20, vocab_size=4096))
     logits, states = logits_of(model, ids), states_of(model, ids)
-    rows, stored = model.engine.rows(model, "embed_tokens", np.arange(4096)), model.folder.stored()
+    rows, stored = model.engine.rows(model, "embed_tokens", np.arange(4096)), model.source.tensors
     follows = (rows[ids] * (1 + stored["model.norm.weight"].data) @ rows.T).argmax(axis=-1)
     for i in range(19):
         token = model.engine.guess(model, states[i:i + 1], ids[i + 1:i + 2], head_cache(model), i)[1]

@@ -1,5 +1,6 @@
 """Qwen3.5: each part against its definition, whole random models against an oracle in float64, and states kept."""
 import json
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ import qwen3
 import qwen3_5
 import qwen3_numba
 from configs import FRANCE, HYBRID, HYBRID_MOE, HYBRIDS, VOCABULARY
-from helpers import message_of, random_ids, run_main, states_of, with_engine, with_logits
+from helpers import message_of, random_ids, run_main, states_of, with_logits
 from make_random_model import make_random_model
 from oracle import hybrid_oracle
 from published import publish
@@ -274,7 +275,8 @@ def test_an_interrupted_pass_changes_nothing(model):
         return qwen3_5.decoder_layer(x, w, config, cache, i, *tables)
 
     with pytest.raises(KeyboardInterrupt):
-        qwen3.forward(with_engine(model, run=partial(qwen3.run_pass, layer=interrupted)), ids[20:], cache)
+        kind = replace(model.source.kind, layer=interrupted)
+        qwen3.forward(replace(model, source=replace(model.source, kind=kind)), ids[20:], cache)
     assert cache.length == 20 + qwen3.CHUNK
     logits, expected = qwen3.forward(model, ids[cache.length:], cache), fresh(model, ids)
     assert np.abs(logits - expected).max() < 1e-4 * expected.std()

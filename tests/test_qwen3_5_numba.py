@@ -7,7 +7,7 @@ import pytest
 import qwen3
 import qwen3_5
 from configs import HYBRID, HYBRIDS
-from helpers import logits_of, random_ids
+from helpers import logits_of, random_ids, stored_in
 from make_random_model import make_random_model
 from packed import FromPython
 from published import tensors_of, write_tensors
@@ -51,7 +51,7 @@ def test_a_matrix_of_float32_beside_one_of_bfloat16(tmp_path):
     """in_proj_a and in_proj_b are one matrix in the fast engine, and may be stored with different digits."""
     path = make(HYBRID, tmp_path, "bfloat16")
     numbers = {name: qwen3.to_float32(tensor)
-               for name, tensor in qwen3.Folder(path, qwen3_5.MODEL_TYPES).stored().items()}
+               for name, tensor in stored_in(path).items()}
     write_tensors(path / "model.safetensors", tensors_of(path) | {
         name: ("float32", values * np.float32(1.001)) for name, values in numbers.items() if "in_proj_a" in name})
     ids, model = random_ids(40, 1, 320), fast.load_model(path, kv_dtype="f32", activations="f32")

@@ -139,7 +139,7 @@ def test_a_quantized_folder_keeps_its_tower(tmp_path, dtype):
     save_quantized(model, tmp_path / "saved", "int8")
     found = qwen3_numba.load_model(tmp_path / "saved").media
     assert np.array_equal(found.hear(voice(9_000)).vectors, model.media.hear(voice(9_000)).vectors)
-    size = sum(math.prod(tensor.shape) for tensor in model.folder.tower().values())
+    size = sum(math.prod(tensor.shape) for tensor in model.source.tower.values())
     assert (tmp_path / "saved/tower.safetensors").stat().st_size < size * (4 if dtype == "float32" else 2) + 20_000
 
 

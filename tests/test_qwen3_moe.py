@@ -6,11 +6,10 @@ import pytest
 
 import qwen3
 from configs import BASE
-from helpers import REMOVED, edit_json, logits_of, message_of, random_ids
+from helpers import REMOVED, config_at, edit_json, logits_of, message_of, random_ids
 from make_random_model import make_random_model
 from published import write_tensors
 from qwen3 import map_safetensors
-from qwen3_lib.io.models import Checkpoint
 
 MOE = {key: value for key, value in BASE.items() if key != "max_window_layers"} | {
     "architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_moe", "num_experts": 8, "num_experts_per_tok": 3,
@@ -86,7 +85,7 @@ def test_the_layers_that_are_sparse(tmp_path):
     for changes, sparse in (({}, (0, 1, 2)), ({"decoder_sparse_step": 2}, (1,)), ({"mlp_only_layers": [1]}, (0, 2)),
                             ({"mlp_only_layers": None}, (0, 1, 2))):
         (tmp_path / "config.json").write_text(json.dumps(MOE | changes))
-        assert Checkpoint(tmp_path).config().sparse_layers == sparse
+        assert config_at(tmp_path).sparse_layers == sparse
 
 
 @pytest.mark.parametrize("changes", [
@@ -97,7 +96,7 @@ def test_the_layers_that_are_sparse(tmp_path):
     {"architectures": ["Qwen2MoeForCausalLM"]}, {"architectures": 3}, {"architectures": [[1]]}], ids=str)
 def test_config_names_what_is_wrong(tmp_path, changes):
     (tmp_path / "config.json").write_text(json.dumps(MOE | changes))
-    assert next(iter(changes)) in message_of(Checkpoint(tmp_path).config)
+    assert next(iter(changes)) in message_of(config_at, tmp_path)
 
 
 def test_tensors_that_do_not_fit(tmp_path):

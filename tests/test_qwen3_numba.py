@@ -9,12 +9,12 @@ import pytest
 
 import qwen3
 from configs import BASE, CASES, HYBRID, HYBRID_MOE, ROOT
-from helpers import assert_one_line, logits_of, message_of, random_ids, read_safetensors, with_tensors
+from helpers import (assert_one_line, change_stored, logits_of, message_of, random_ids, read_safetensors, stored_in,
+                     with_tensors)
 from helpers import write_safetensors as write_file
 from make_random_model import make_random_model
 from packed import FORMATS, MOST, oracle_of, published, round_vectors, to_bf16, with_minima
 from qwen3_lib.generation.processors import log_softmax
-from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.kernels import weights
 from qwen3_lib.kernels.layout import INT8
@@ -152,11 +152,11 @@ MIXED = {"q_proj": "BF16", "k_proj": "F16", "v_proj": "Q4_1", "gate_proj": "INT8
                          ids=["dense", "mixture"])  # all experts: rounded vectors choose no others
 def test_matrices_of_several_formats_after_one_norm(config, tmp_path, monkeypatch):
     """Published packed matrices beside BF16 and F16: the logits of the numbers for which they stand."""
-    path, real = make_random_model(config, tmp_path, "float32"), Checkpoint.tensors
+    path = make_random_model(config, tmp_path, "float32")
 
-    def tensors(folder, config):
-        found = real(folder, config)
-        for name, tensor in found.items():
+    def tensors(found, source):
+        found = dict(found)
+        for name, tensor in [*found.items()]:
             form, values = MIXED.get(name.split(".")[-2]), qwen3.to_float32(tensor)
             if form in ("BF16", "F16"):
                 bits = (values.view(np.uint32) >> 16).astype(np.uint16) if form == "BF16" else values.astype(np.float16)
@@ -170,7 +170,7 @@ def test_matrices_of_several_formats_after_one_norm(config, tmp_path, monkeypatc
         return found
 
     with monkeypatch.context() as patch:
-        patch.setattr(Checkpoint, "tensors", tensors)
+        change_stored(patch, tensors)
         model = fast.load_model(path, kv_dtype="f32", activations="f32")
     assert {FORMATS[form.lower()] for form in MIXED.values()} <= {
         int(weight[0].form) for weight in model.weights.matrices.values()}
@@ -311,7 +311,7 @@ def test_a_cache_that_overflows_says_so(tensor, kv_dtype, factor, works, tmp_pat
     ("f16", 1e-6), ("int8", 1e-6), ("int8", 0), ("f16", 1), ("int8", 1), ("f32", 1e-6)])
 def test_values_that_vanish_in_the_cache_are_said_once(tmp_path, capfd, form, factor):
     path, name = make_random_model(BASE, tmp_path, "float32"), "model.layers.1.self_attn.v_proj.weight"
-    values = qwen3.to_float32(qwen3.Folder(path).stored()[name]) * np.float32(factor)
+    values = qwen3.to_float32(stored_in(path)[name]) * np.float32(factor)
     with_tensors(path / "model.safetensors", {name: values})
     model = fast.load_model(path, kv_dtype=form, tokenizer=False)
     for prompt in ([5], [1, 2, 3], range(40)):

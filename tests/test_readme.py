@@ -19,6 +19,7 @@ from helpers import run_forked
 from qwen3_lib.app import cli
 from qwen3_lib.app.chat import HELP
 from qwen3_lib.kernels.build import kernel_folder, make_kernels
+from qwen3_lib.kernels.dense import DENSE_STEPS
 from test_hub import DEMO, Hub
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -71,7 +72,7 @@ def output(tmp_path, monkeypatch):
     """A function that runs a program of the pages beside a model's folder -> what it prints."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "Qwen3-0.6B").symlink_to(ROOT / "demo")
-    make_kernels("decoder_layers")  # else the first program would say that it compiles them
+    make_kernels(DENSE_STEPS)  # else the first program would say that it compiles them
 
     def run(program):
         (tmp_path / "program.py").write_text(program)

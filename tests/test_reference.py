@@ -12,11 +12,10 @@ import pytest
 import qwen3
 from configs import BASE, CASES, HYBRID, HYBRID_MOE, HYBRIDS, QWEN3_5, ROOT, VOCABULARY, needs_official_files
 from fuzzing import any_conversation
-from helpers import REMOVED, edit_json, logits_of, message_of, random_ids
+from helpers import REMOVED, config_at, edit_json, logits_of, message_of, random_ids
 from make_random_model import make_random_model
 from published import bytes_in_blocks, change_config, official_configs, quantize_model, reduced, write_tensors
 from qwen3 import map_safetensors
-from qwen3_lib.io.models import Checkpoint
 from qwen3_lib.io.rope import stretched, with_scaled_rope
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.page.contents import PageOptions, contents
@@ -220,7 +219,7 @@ def test_a_hybrid_as_transformers_saves_it(base, tmp_path):
 def test_rope_frequencies(theta, head_dim, tmp_path):
     """Those of transformers to the last bit, in all pairs but one perhaps: torch's power isn't NumPy's."""
     (tmp_path / "config.json").write_text(json.dumps(BASE | {"head_dim": head_dim, "rope_theta": theta}))
-    ours, config = Checkpoint(tmp_path).config(), transformers.AutoConfig.from_pretrained(tmp_path)
+    ours, config = config_at(tmp_path), transformers.AutoConfig.from_pretrained(tmp_path)
     rope = transformers.models.qwen3.modeling_qwen3.Qwen3RotaryEmbedding(config)
     for positions in (np.arange(3), np.array([6000, 32000])):
         theirs = rope(torch.zeros(1), torch.tensor(positions)[None])

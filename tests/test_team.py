@@ -18,6 +18,7 @@ from fuzzing import in_child
 from make_random_model import make_random_model
 from qwen3_lib.kernels import build
 from qwen3_lib.kernels import team as teams
+from qwen3_lib.kernels.dense import DENSE_STEPS
 from qwen3_lib.kernels.layout import JOB
 from qwen3_lib.kernels.team import Team
 from qwen3_lib.kernels.intrinsics import barrier_wait
@@ -30,7 +31,7 @@ pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore::DeprecationW
 @pytest.mark.parametrize("delay", [0, 0.002])
 def test_callers_from_several_threads_take_turns(delay, monkeypatch):
     """With prompts of equal lengths, which share a work space, and of others; a part of a job may be slow."""
-    model, kernel = fast.load_model(ROOT / "demo", threads=2), build.kernel("decoder_layers")
+    model, kernel = fast.load_model(ROOT / "demo", threads=2), build.kernel(*DENSE_STEPS)
     prompts = [[i + 1] * (21 if i < 4 else 1 + 40 * (i % 2)) for i in range(6)]
     expected = [tokens_of(model, prompt) for prompt in prompts]
 
@@ -60,7 +61,7 @@ def test_a_long_prefill_can_be_interrupted(moment, tmp_path, monkeypatch):
     ids = np.random.default_rng(0).integers(0, 320, 30000)
     cache = fast.KVCache(model.config)
     fast.forward(model, ids[:20], cache)
-    kernel, passes, ended = build.kernel("decoder_layers"), [], []
+    kernel, passes, ended = build.kernel(*DENSE_STEPS), [], []
 
     def interrupted_kernel(record, rank):
         passes.extend([1] * (rank == 0))
@@ -226,7 +227,7 @@ def test_a_failure_after_the_last_meeting_comes_back():
 
 def test_one_thread_of_a_real_kernel_fails(monkeypatch):
     """The others wait in machine code for the one that never comes. A status other than 0 is an error."""
-    model, kernel = fast.load_model(ROOT / "demo", threads=3), build.kernel("decoder_layers")
+    model, kernel = fast.load_model(ROOT / "demo", threads=3), build.kernel(*DENSE_STEPS)
     failing = build.kernel_at(ctypes.cast(FAILS, ctypes.c_void_p).value)
     with monkeypatch.context() as patch:
         patch.setattr(fast, "kernel", lambda name: lambda record, rank: (

@@ -47,7 +47,7 @@ def test_banner_and_sizes(demo, tmp_path):
     snapshot = tmp_path / "models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_bytes((ROOT / "demo/config.json").read_bytes())
-    hub = dataclasses.replace(demo, folder=qwen3.Folder(snapshot))
+    hub = dataclasses.replace(demo, source=dataclasses.replace(demo.source, path=snapshot))
     assert "· Qwen/Qwen3-0.6B ·" in terminal.banner(hub)
     sizes = read_safetensors(ROOT / "tests/tiny_seeing/model.safetensors")[0]
     n = sum(math.prod(entry["shape"]) for name, entry in sizes.items() if name.startswith("model.visual."))
@@ -56,16 +56,16 @@ def test_banner_and_sizes(demo, tmp_path):
         config = dataclasses.replace(demo.config, tie_word_embeddings=tied)
         shapes = qwen3.tensor_shapes(config)
         n = sum(math.prod(shape) for name, shape in shapes.items() if not (tied and name == "lm_head.weight"))
-        assert terminal.parameters(demo.folder, config) == n
+        assert terminal.parameters(dataclasses.replace(demo.source, config=config)) == n
     # Its embedding is its lm_head.
-    assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.folder, demo.config)
+    assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.source)
 
 
 def test_a_mixture_of_experts_reads_a_share_of_its_weights(tmp_path):
     model = qwen3.load_model(make_random_model(MOE | {"mlp_only_layers": [0]}, tmp_path, "float32"))
     shapes = qwen3.tensor_shapes(model.config)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    assert terminal.parameters(model.folder, model.config) == sum(sizes.values())
+    assert terminal.parameters(model.source) == sum(sizes.values())
     chosen = sum(size for name, size in sizes.items() if ".experts." not in name or int(name.split(".")[5]) < 3)
     assert terminal.weight_bytes(model) == 4 * (chosen - sizes["model.embed_tokens.weight"])
     text = terminal.statistics(Completion(model, [1, 2, 3], max_new_tokens=4).finish())

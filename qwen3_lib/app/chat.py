@@ -185,7 +185,7 @@ class Chat:
             status.erase()
         self.last, self.n_answers = completion, self.n_answers + 1
         n_new = len(completion.prompt_ids) - completion.cached_tokens
-        if n_new * parameters(self.model.folder, self.model.config) > 10**10:  # half a second and more
+        if n_new * parameters(self.model.source) > 10**10:  # half a second and more
             status.show("reading the prompt …")
         try:
             completion.read_prompt(lambda n, total: status.show(f"reading the prompt … {100 * n // total} %"))

@@ -13,7 +13,6 @@ import numpy as np
 import safetensors
 
 from qwen3 import KVCache, Model, checked_ids
-from qwen3_5 import HybridCache, State
 from qwen3_lib.app.terminal import note
 from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, brief, counted, parse_json
@@ -23,8 +22,6 @@ from qwen3_lib.generation.pictures import question
 from qwen3_lib.io.pictures import is_data_url, picture_of
 from qwen3_lib.generation.tools import checked_tools
 from tokenizer_utils import checked_messages, with_system
-
-STATE_PARTS = "history", "state", "late"  # the parts of qwen3_5.State
 
 # ---- Texts -----------------------------------------------------------------------------------------------------------
 
@@ -189,24 +186,19 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
     kept = f"{getattr(model.weights, 'format', None)} {cache.dtype} {cache.k.shape[3]}"
     digest = hashlib.sha256(f"{model.config} {kept}".encode())
-    folder = model.folder
-    if isinstance(folder, adapter.Adapted):
+    if (folder := model.source.adapter) is not None:
         for file in (adapter.ADAPTER_CONFIG, adapter.ADAPTER_WEIGHTS):
-            digest.update((folder.adapter / file).read_bytes())
-    for name, tensor in sorted(model.folder.stored().items()):
+            digest.update((folder / file).read_bytes())
+    for name, tensor in sorted((model.source.tensors | model.source.heads).items()):
         digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
     return digest.hexdigest()
 
 
 def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
     """Writes the filled part of a cache. Raises InputError when it can't be written."""
-    n = cache.length
-    if (cache.token_ids[:n] < 0).any():
+    arrays = cache.arrays()
+    if (arrays["token_ids"] < 0).any():
         raise InputError(f"{name}: --prompt-cache does not go with pictures: no file can keep them")
-    arrays: dict[str, np.ndarray] = {"token_ids": cache.token_ids[:n], "k": cache.k[..., :n, :],
-                                     "v": cache.v[..., :n, :]}
-    if isinstance(cache, HybridCache):
-        arrays |= zip(STATE_PARTS, map(np.stack, zip(*cache.snapshots[-1].states.values())))
     write_safetensors(name, arrays, {"format": CACHE_FORMAT, "model": fingerprint(model, cache),
                                      "crc32": checksum(arrays.values())})
 
@@ -224,9 +216,7 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     try:
         with open(name, "rb"), safetensors.safe_open(name, framework="numpy") as file:  # open says why it can't
             metadata = file.metadata() or {}
-            recurrent = cache.config.linear_layers if isinstance(cache, HybridCache) else ()
-            names = ("token_ids", "k", "v", *(STATE_PARTS if recurrent else ()))
-            token_ids, k, v, *states = arrays = [file.get_tensor(name) for name in names]
+            arrays = {name: file.get_tensor(name) for name in cache.arrays()}
     except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
         raise InputError(f"{name}: not a prompt cache, or a damaged one; give another name: {error}") from error
     if metadata.get("format") != CACHE_FORMAT:
@@ -234,16 +224,11 @@ def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
     if metadata.get("model") != fingerprint(model, cache):
         raise InputError(f"{name}: the prompt cache of another model, or of another engine (--fast, --no-fast) or its "
                          "options; give another name")
-    n = len(token_ids) if token_ids.ndim == 1 else 0
-    shape = (*cache.k.shape[:2], n, cache.k.shape[3])
-    if not 1 <= n <= model.config.context_length \
-            or (token_ids < 0).any() or any(array.shape != shape or array.dtype != cache.k.dtype for array in (k, v)) \
-            or metadata.get("crc32") != checksum(arrays):
-        raise InputError(f"{name}: a damaged prompt cache; give another name")
-    ids = checked_ids(model, token_ids)
-    cache.reserve(n)
-    cache.k[..., :n, :], cache.v[..., :n, :] = k, v
-    if isinstance(cache, HybridCache) and recurrent:
-        cache.new = dict(zip(recurrent, map(State, *states)))
-    cache.advance(ids)
+    try:
+        if metadata.get("crc32") != checksum(arrays.values()):
+            raise InputError("its checksum differs")
+        checked_ids(model, arrays["token_ids"])
+        cache.restore(arrays)
+    except InputError as error:
+        raise InputError(f"{name}: a damaged prompt cache ({error}); give another name") from error
     return cache

@@ -16,7 +16,7 @@ from qwen3_lib.app.dictation import SpeechRequest
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.journal import Journal
 from qwen3_lib.app.openai import GenerationRequest
-from qwen3_lib.app.records import (Id, JobSettings, Row, Source, answer_row, id_of, parsed_row,
+from qwen3_lib.app.records import (Id, JobSettings, Row, Records, answer_row, id_of, parsed_row,
                                    refused_row, result_of)
 from qwen3_lib.app.subtitles import as_object
 from qwen3_lib.app.terminal import NUMPY, engine_name, model_name, note
@@ -31,7 +31,7 @@ JOB_FORMAT = "qwen3 job 2"  # stands in OUT.job
 class Results(Journal):
     """The output file of a job. `done` has a byte for each record, by its number: 1 if its result is in the file."""
 
-    def __init__(self, name: str, about: dict[str, Any], source: Source):
+    def __init__(self, name: str, about: dict[str, Any], source: Records):
         self.done, self.n_records, self.n_answered, self.n_failed = bytearray(source.last + 1), source.n_records, 0, 0
         super().__init__(name, about)
 
@@ -61,7 +61,7 @@ class Results(Journal):
         self._mark(line, is_answer)
 
 
-def description(source: Source, model: Model, settings: JobSettings) -> dict[str, Any]:
+def description(source: Records, model: Model, settings: JobSettings) -> dict[str, Any]:
     """What a job is, for OUT.job: a job goes on only if all of it is the same."""
     cache, engine = model.engine.new_cache(model.config), engine_name(model)
     digest = hashlib.sha256(fingerprint(model, cache).encode())
@@ -76,7 +76,7 @@ def description(source: Source, model: Model, settings: JobSettings) -> dict[str
             "engine": engine, "model's sha256": digest.hexdigest()} | options
 
 
-def run_job(source: Source, journal: Results, batch: Any,
+def run_job(source: Records, journal: Results, batch: Any,
             prepare: Callable[[Row, int], GenerationRequest | SpeechRequest], openai: bool = False,
             fail_fast: bool = False) -> None:
     """Answers the records that are not done yet in a Batch, and writes a summary to stderr.

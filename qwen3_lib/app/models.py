@@ -11,7 +11,7 @@ from qwen3_lib.io.errors import brief
 from qwen3_lib.io.gguf_file import is_gguf
 from qwen3_lib.io.hub import cached_models, tokenizer_files
 from qwen3_lib.io.models import open_model
-from qwen3_lib.io.packed import Quantized, quantized_file
+from qwen3_lib.io.packed import quantized_file
 from qwen3_lib.io.pooling import recipe_of
 
 
@@ -63,16 +63,12 @@ def readable_size(n: int) -> str:
 def why_not(path: Path) -> str | None:
     """Why this program doesn't run the model in a folder, in a few words; None if its files fit."""
     try:
-        folder = open_model(str(path), offline=True)
-        config = folder.config()
-        if isinstance(folder, Quantized):
+        source = open_model(str(path), offline=True)
+        if source.saved is not None:
             from qwen3_numba import stored_tensors  # here: numba is an extra
-            stored_tensors(folder, config)
-        else:
-            folder.tensors(config)
-        folder.generation()
-        if folder.embeds():
-            recipe_of(folder, config)
+            stored_tensors(source)
+        if source.embeds:
+            recipe_of(source)
         return None if is_gguf(path) or all(
             (path / name).is_file() for name in tokenizer_files(os.listdir(path))) else "no tokenizer.json"
     except (InputError, ImportError) as error:

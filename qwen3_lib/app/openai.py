@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen3 import InputError, Model, default_sampling
-from qwen3_asr import Sounds
+from qwen3_asr import hears
 from qwen3_lib.generation.answer import Value
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import OPTION_NAMES, AnswerOptions, options_of
@@ -355,7 +355,7 @@ def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] 
     `defaults` for absent fields: options of a Completion, system, tools, enable_thinking, chat_template_kwargs.
     """
     must_generate(model)
-    if isinstance(model.media, Sounds):
+    if hears(model):
         raise Refusal(400, "this model writes down sounds and doesn't chat: POST /v1/audio/transcriptions", "model")
     defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
     system, default, schema = (defaults.pop(name, None) for name in ("system", "enable_thinking", "schema"))

@@ -10,14 +10,13 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
 
-from qwen3 import BUNDLED, Config, Engine, Folder, InputError, Model, Sampling, Tensor, load_model
+from qwen3 import BUNDLED, Engine, InputError, Model, Sampling, Source, load_model
 from qwen3_lib.generation.guesses import Draft, has_mtp_head
 from qwen3_lib.generation.options import DRAFTS, OPTION_NAMES, AnswerOptions
 from qwen3_lib.generation.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
 from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, note, parameters
 from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean, parse_json
-from qwen3_lib.io.packed import Quantized
 from qwen3_lib.io.rope import stretched
 from qwen3_vision import MAX_PIXELS
 
@@ -190,13 +189,10 @@ def schema_option(given: dict[str, Any]) -> Any:
     return schema
 
 
-def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engine:
-    """The engine of add_engine_options for a model. Raises InputError where numba is asked for and absent.
-
-    The fast engine takes 8 bits for a model that hears, unless its files are quantized, or --activations is given.
-    """
-    asked = args.fast or isinstance(folder, Quantized) or any(vars(args)[name] is not None for name in ENGINE_OPTIONS)
-    if args.fast is False or not asked and parameters(folder, config) <= LARGE:
+def engine_of(args: argparse.Namespace, source: Source) -> Engine:
+    """The engine of add_engine_options for a model. Raises InputError where numba is asked for and absent."""
+    asked = args.fast or source.saved is not None or any(vars(args)[name] is not None for name in ENGINE_OPTIONS)
+    if args.fast is False or not asked and parameters(source) <= LARGE:
         return Engine()
     try:
         import qwen3_numba
@@ -204,10 +200,7 @@ def engine_of(args: argparse.Namespace, folder: Folder, config: Config) -> Engin
         if not asked:
             return Engine()
         raise InputError(str(error)) from error
-    plain = not isinstance(folder, Quantized) and all(isinstance(each, Tensor) for each in folder.stored().values())
-    speech = folder.kind.media == "qwen3_asr" and args.activations is None and plain
-    quantize = args.quantize or ("int8" if speech else None)
-    return qwen3_numba.engine(quantize, args.threads, args.kv_dtype, args.activations)(folder, config)
+    return qwen3_numba.engine(args.quantize, args.threads, args.kv_dtype, args.activations)(source)
 
 
 def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:

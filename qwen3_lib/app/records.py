@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from qwen3 import Model
-from qwen3_asr import Sounds
+from qwen3_asr import hears
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app.dictation import SpeechRequest
 from qwen3_lib.app.openai import (CHAT, REQUEST_OPTIONS, Door, GenerationRequest, Refusal, body_options, chat_choice,
@@ -46,7 +46,7 @@ class JobSettings:
 # ---- The input file --------------------------------------------------------------------------------------------------
 
 @dataclass(frozen=True)
-class Source:
+class Records:
     """An input file, as it was when the job began."""
     name: str
     form: str  # "json" or "text"
@@ -65,7 +65,7 @@ class Source:
             raise InputError(f"{self.name}: changed while the job ran, so results may belong to other lines")
 
 
-def open_source(name: str, text: bool = False) -> Source:
+def open_source(name: str, text: bool = False) -> Records:
     """Reads the whole file once: its checksum and its number of records. Raises InputError."""
     if name == "-" or os.path.lexists(name) and not os.path.isfile(name):
         raise InputError(f"{name}: not a regular file; a job reads its input several times, so write it into a file")
@@ -73,7 +73,7 @@ def open_source(name: str, text: bool = False) -> Source:
         changed, form = os.stat(name).st_mtime_ns, "text" if text else form_of(name)
         with open(name, "rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
-        source = Source(name, form, digest, changed)
+        source = Records(name, form, digest, changed)
         n_records = last = 0
         for n_records, (last, _) in enumerate(source.rows(), 1):
             pass
@@ -143,7 +143,7 @@ def request_of_row(model: Model, settings: JobSettings, row: Row, line: int, fol
         if not isinstance(body["audio"], str) or not isinstance(body["context"], str):
             raise InputError("audio and context must be texts")
         return SpeechRequest(model, folder / body["audio"], body, options, body["context"], longest)
-    if isinstance(model.media, Sounds):
+    if hears(model):
         raise InputError('this model writes down sounds: a record must be {"audio": "file.wav"}')
     body = known(inner_request(row) if openai else row, (*CHAT, "prompt"))
     if not openai and not isinstance(body.get("logprobs", True), bool):  # a number, as in the library

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 from importlib.util import find_spec
 from typing import TextIO
 
-from qwen3 import Config, Folder, Model
+from qwen3 import Model, Source
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app.openai import call_object
 from qwen3_lib.app.wrap import Wrap, wrapped
@@ -206,7 +206,7 @@ def statistics(completion: Completion) -> str:
     tokens, so the guesses are shown in place of the bandwidth.
     """
     times, config, parts = completion.times, completion.model.config, []
-    n_weights, engine = parameters(completion.model.folder, config), engine_name(completion.model)
+    n_weights, engine = parameters(completion.model.source), engine_name(completion.model)
     n_prompt, n_cached, n_answer = len(completion.prompt_ids), completion.cached_tokens, len(completion.token_ids)
     if n_answer > 0:
         first, seeing = times[1] - times[0], completion.picture_seconds
@@ -262,15 +262,16 @@ def engine_name(model: Model) -> str:
     return NUMPY if isinstance(model.weights, dict) else f"numba {model.weights.format}"
 
 
-def parameters(folder: Folder, config: Config) -> int:
+def parameters(source: Source) -> int:
     """The number of a model's parameters; a tied head counts once."""
+    config = source.config
     tied = config.vocab_size * config.hidden_size if config.tie_word_embeddings else 0
-    return sum(map(math.prod, folder.kind.shapes(config).values())) - tied
+    return sum(map(math.prod, source.kind.shapes(config).values())) - tied
 
 
 def banner(model: Model) -> str:
     """One line: the model's name, size, context and engine."""
-    n = parameters(model.folder, model.config)
+    n = parameters(model.source)
     tower = f" and a tower of {in_words(n_tower)}" if (n_tower := tower_parameters(model)) else ""
     return f"qwen3 · {model_name(model)} · {in_words(n)} parameters{tower} · context " \
            f"{model.config.context_length:,} · {engine_name(model)}"
@@ -278,10 +279,7 @@ def banner(model: Model) -> str:
 
 def tower_parameters(model: Model) -> int:
     """The number of the vision tower's parameters; 0 if the model has none."""
-    with contextlib.suppress(InputError):  # a text needs no tower; the first picture raises the error
-        tensors = {} if model.media is None else model.folder.tower()
-        return sum(math.prod(tensor.shape) for tensor in tensors.values())
-    return 0
+    return 0 if model.media is None else sum(math.prod(tensor.shape) for tensor in model.source.tower.values())
 
 
 def in_words(n: int) -> str:

@@ -32,7 +32,7 @@ def check_aligner(model: Model, language: str) -> None:
 
     Japanese and Korean would need packages that cut a text into words.
     """
-    if not model.embeds or "classes.weight" not in model.folder.stored():
+    if not model.embeds or "classes.weight" not in model.source.heads:
         raise InputError(f"{model.path}: no forced aligner; Qwen/Qwen3-ForcedAligner-0.6B is one")
     if language not in (*ALIGNED, ""):
         raise InputError(f"words can't be timed in {language}, only in {', '.join(ALIGNED)}")
@@ -62,7 +62,7 @@ def mark_classes(model: Model, sound: Sound, words: list[str]) -> np.ndarray:
     before, after = (model.tokenizer.encode(each, False) for each in ("<|audio_start|>", text))
     ids = np.concatenate([before, sound.ids, after]).astype(np.int64)
     _, x = compute(model, [NextTokens(model.engine.new_cache(model.config, len(ids)), ids, wanted=0)], states=True)
-    head = to_float32(model.folder.stored()["classes.weight"])
+    head = to_float32(model.source.heads["classes.weight"])
     return linear(x[ids == model.tokenizer.token_to_id(TIMESTAMP)], head).argmax(axis=1)
 
 

@@ -1,56 +1,49 @@
 """Models that aren't a plain folder: names on the hub, GGUF files, published quantizations, scaled RoPE, adapters."""
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import tokenizers
 
 import qwen3
 import qwen3_5
 import qwen3_asr
-from qwen3 import (DTYPES, QWEN3, QWEN3_VL, Config, Folder, InputError, Tensor, checked_whole, config_of, fitting,
-                   rope_of)
-from qwen3_lib.io.adapter import Adapted
+from qwen3 import (DTYPES, QWEN3, QWEN3_VL, Config, InputError, ModelType, Source, Tensor, checked_whole, config_of,
+                   fitting, json_in, kind_of, language_of, map_safetensors, renamed, rope_of, shards_of)
+from qwen3_lib.io.adapter import with_adapter
 from qwen3_lib.io.cores import sharing
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import Settings, check_settings, unpacked
 from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.mmproj import map_tower, tower_file, tower_json
-from qwen3_lib.io.packed import TOWER_FILE, Quantized, quantized_file
+from qwen3_lib.io.packed import TOWER_FILE, quantized_file, refuse_saved, saved_tensors, saved_tower
 from qwen3_lib.io.rope import with_scaled_rope
 from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
-def open_model(name: str, offline: bool = False, adapter: str | Path | list[str] | None = None) -> Folder:
+def open_model(name: str, offline: bool = False, adapter: str | Path | list[str] | None = None) -> Source:
     """The model of this name. Raises InputError where there is none, and for a folder without a model."""
-    path = resolve_model(name, offline)
-    folder: Any = source_of(path)
-    if (quantized := quantized_file(path)) is not None:
-        if adapter is not None:
-            raise InputError(f"{path}: packed weights take no adapter; quantize the original with --adapter")
-        folder = Quantized(folder, *quantized)
+    source = read(resolve_model(name, offline))
     one, *more = adapter if isinstance(adapter, list) else [adapter]  # --adapter may be repeated
     if more:
         raise InputError(f"{one}, {', '.join(map(str, more))}: only one adapter can be added; merge them with peft first")
-    return folder if one is None else Adapted(folder, one)  # type: ignore[return-value]
+    return source if one is None else with_adapter(source, one)
 
 
-def source_of(path: Path) -> Folder:
-    """The model in a folder or GGUF file."""
-    return GGUFFile(path) if is_gguf(path) else Checkpoint(path)
+def moe_config(found: dict[str, Any], file: Path, names: Iterable[str], normalized: bool = False) -> Config:
+    """The config of a mixture of experts. Raises InputError for sizes that can't be.
 
-
-def moe_config(folder: Folder) -> Config:
-    """The config of a mixture of experts. Raises InputError for sizes that can't be."""
-    found, file = folder.language(), folder.path / "config.json"
+    normalized: the weights of the chosen experts have a sum of 1, whatever config.json says.
+    """
     if "head_dim" not in found:
         heads = checked_whole(f"{file}: num_attention_heads", found["num_attention_heads"], 1)
-        found["head_dim"] = checked_whole(f"{file}: hidden_size", found["hidden_size"], 1) // heads
+        found = found | {"head_dim": checked_whole(f"{file}: hidden_size", found["hidden_size"], 1) // heads}
     config, found = config_of(found, file), {"num_experts": found["num_local_experts"]} | found
     sizes: dict[str, Any] = {key: checked_whole(f"{file}: {key}", found[key], 1)
                              for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")}
@@ -60,8 +53,8 @@ def moe_config(folder: Folder) -> Config:
         raise InputError(f"{file}: num_experts_per_tok = {sizes['num_experts_per_tok']} of num_experts = "
                          f"{sizes['num_experts']} and mlp_only_layers = {brief(dense)} can't be")
     sparse = tuple(i for i in range(config.num_hidden_layers) if (i + 1) % step == 0 and i not in dense)
-    always = bool(folder.kind.text)  # a Qwen3-VL reads no norm_topk_prob
-    return replace(config, **sizes, sparse_layers=sparse, norm_topk_prob=always or bool(found.get("norm_topk_prob")))
+    return replace(config, **sizes, sparse_layers=sparse,
+                   norm_topk_prob=normalized or bool(found.get("norm_topk_prob")))
 
 
 # The rows of qwen3.py and qwen3_5.py, with what embedders and classifiers may be (see qwen3_embed.py), and mixtures.
@@ -71,7 +64,7 @@ MOE = replace(ANY_DENSE, config=moe_config, defaults={
     key: value for key, value in QWEN3.defaults.items() if key != "head_dim"} | {
     "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 24, "num_key_value_heads": 4,
     "num_local_experts": 128, "num_experts_per_tok": 8, "moe_intermediate_size": 768})
-VL_MOE = replace(QWEN3_VL, config=moe_config, architectures=("Qwen3VLMoeForConditionalGeneration",),
+VL_MOE = replace(QWEN3_VL, config=partial(moe_config, normalized=True), architectures=("Qwen3VLMoeForConditionalGeneration",),
                  defaults=MOE.defaults | {
     "intermediate_size": 5632, "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 128000,
     "rope_theta": 5e5, "num_local_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408})
@@ -79,6 +72,7 @@ MODEL_TYPES = {name: replace(kind, engine=sharing(kind.engine)) for name, kind i
     qwen3.MODEL_TYPES | qwen3_5.MODEL_TYPES | qwen3_asr.MODEL_TYPES | {
         "qwen3": ANY_DENSE, "qwen3_moe": MOE, "qwen3_vl_moe": VL_MOE}).items()}
 
+GENERATION = "generation_config.json"
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
 # Keys of generation_config.json that change which tokens are drawn; only these values are accepted.
 ONLY_GENERATION = {"num_beams": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_cutoff": 0, "eta_cutoff": 0, "top_h": 0,
@@ -93,75 +87,107 @@ ONLY_GENERATION = {"num_beams": 1, "penalty_alpha": 0, "typical_p": 1, "epsilon_
 NORMALIZER = re.compile(rb'"normalizer"\s*:\s*(null|\d+|{\s*"type"\s*:\s*"NFC"\s*}|)')
 
 
-class Checkpoint(Folder):
-    """A folder of any Qwen3: its weights may be quantized in a published format, and its context stretched by YaRN."""
-    dtypes = PACKED_DTYPES
+class Described(NamedTuple):
+    """What config.json says: the row of its type, Source.language with plain RoPE, RoPE's own parameters, and the method
+    and schemes of a published quantization."""
+    kind: ModelType
+    language: dict[str, Any]
+    rope: dict[str, Any]
+    method: tuple[str, list[Settings]] | None
+    file: Path
 
-    def __init__(self, path: Path):
-        super().__init__(path, MODEL_TYPES)
+    def config(self, names: Iterable[str] = ()) -> Config:
+        """Of a model with tensors of these names. Raises InputError for what is malformed or not computed here."""
+        return with_scaled_rope(self.kind.config(self.language, self.file, names), self.rope, self.file)  # type: ignore[no-any-return]
 
-    def config(self) -> Config:
-        if "eagle" in str(self.json("config.json").get("architectures")).lower():
-            raise InputError(f"{self.path / 'config.json'}: an EAGLE head is not supported; a small model or "
-                             "--draft int4 can guess, too")
-        self.quantization()
-        return with_scaled_rope(super().config(), rope_of(super().language()), self.path / "config.json")
 
-    def language(self) -> dict[str, Any]:
-        """Folder.language, with plain RoPE: `config` scales it."""
-        found = super().language()
-        return found | {"rope_scaling": rope_of(found) | {"rope_type": "default"}}
+def description_of(about: dict[str, Any], file: Path) -> Described:
+    """Of the object in config.json. Raises InputError for what isn't supported."""
+    if "eagle" in str(about.get("architectures")).lower():
+        raise InputError(f"{file}: an EAGLE head is not supported; a small model or --draft int4 can guess, too")
+    method, kind = quantization(about, file), kind_of(about, file, MODEL_TYPES)
+    language = language_of(about, file, kind)
+    rope = rope_of(language)
+    return Described(kind, language | {"rope_scaling": rope | {"rope_type": "default"}}, rope, method, file)
 
-    def generation(self) -> dict[str, Any]:
-        """generation_config.json. Raises InputError for unknown methods."""
-        raw = self.json("generation_config.json")
-        for key, value in ONLY_GENERATION.items():
-            if raw.get(key) not in (None, value):
-                raise InputError(f"{self.path / 'generation_config.json'}: {key} = {brief(repr(raw[key]))} is not "
-                                 f"supported, only {value!r} is")
-        top_k = raw.get("top_k")
-        if isinstance(top_k, float) and top_k.is_integer():
-            top_k = int(top_k)
-        return raw | {"top_k": 0 if top_k == -1 else top_k}  # -1: off in other engines
 
-    def shards(self) -> set[str]:
-        """The names of its safetensors files; a single one may have any name."""
-        found = [file.name for file in self.path.glob("*.safetensors") if file.name != TOWER_FILE]
-        return {*found} if len(found) == 1 and not self.json("model.safetensors.index.json") else super().shards()
+def read(path: Path) -> Source:
+    """The Source of a folder, of a folder of our own packed weights, or of a GGUF file.
 
-    def tensors(self, config: Config) -> dict[str, Any]:
-        """Folder.tensors; an embedding model's names lack `model.`, and it needs no head."""
-        stored = self.stored()
-        if EMBEDDING not in stored:
-            stored = {f"model.{name}": tensor for name, tensor in stored.items()}
-        return fitting(stored, self.kind.shapes(config), config.tie_word_embeddings or self.embeds(), self.path)
+    Weights may be quantized in a published format, and the context stretched by YaRN. Raises InputError for what is
+    missing, damaged or not computed here.
+    """
+    file, gguf, packed = path / "config.json", is_gguf(path), quantized_file(path)
+    tower_path = tower_file(path) if gguf else None
+    about = gguf_json(path, file.name) | (tower_json(tower_path) if tower_path else {}) if gguf else json_in(file)
+    found = description_of(about, file)
+    found.config()  # what can't be computed is refused before a missing file is
+    kind, method = found.kind, None if packed else found.method
+    stored, saved = saved_tensors(*packed) if packed else (map_gguf(path) if gguf else published(path), None)
+    tensors: dict[str, Any] = {name.replace("_orig_mod.", ""): tensor  # by torch.compile
+                               for name, tensor in stored.items() if method or packed or tensor.dtype in DTYPES}
+    tensors = split_experts(unpacked(tensors, *method, path) if method else tensors, found.language["hidden_size"])
+    tensors = renamed(tensors, kind, found.language)
+    bare = is_embedder(path) if gguf else not any("model." in name for name in tensors)
+    embedder = bare or embeds(about, path)
+    config = found.config(tensors)
+    shapes = kind.shapes(config)
+    if EMBEDDING not in tensors:  # an embedding model's own file
+        tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    heads = {name: tensor for name, tensor in tensors.items() if name not in shapes}
+    tower: dict[str, Any] = {name: tensor for name, tensor in stored.items() if name.startswith(kind.tower)}
+    if saved is None:
+        tensors = fitting(tensors, shapes, config.tie_word_embeddings or embedder, path)
+        tower = map_tower(tower_path) if tower_path else tower
+    else:
+        kind = replace(kind, engine=replace(kind.engine, load_weights=refuse_saved))
+        heads, tower = {}, saved_tower(path)
+    generation = gguf_json(path, GENERATION) if gguf else json_in(path / GENERATION)
+    return Source(path, kind, about, found.language, config, tensors, heads, tower,
+                  generation_in(generation, path / GENERATION),
+                  partial(gguf_tokenizer if gguf else folder_tokenizer, path, kind), embedder, bare, saved)
 
-    def tokenizer(self) -> Tokenizer:
-        """Raises InputError for a normalizer but NFC. The library applies it to tokens while it reads the file, and one
-        that makes texts longer takes any memory."""
-        file = self.path / "tokenizer.json"
-        data = file.read_bytes() if file.is_file() else b""
-        if rb"\u00" in data or not all(NORMALIZER.findall(data)):  # else it needn't be parsed, which takes 0.2 s
-            if self.json("tokenizer.json").get("normalizer") not in (None, {"type": "NFC"}):
-                raise InputError(f"{file}: the normalizer must be NFC, or null")
-        return super().tokenizer()
 
-    def embeds(self) -> bool:
-        return embeds(self, self.mapped())
+def published(folder: Path) -> dict[str, Tensor]:
+    """The tensors in a folder's safetensors files; a single file may have any name."""
+    found = [file for file in folder.glob("*.safetensors") if file.name != TOWER_FILE]
+    files = found if len(found) == 1 and not json_in(folder / "model.safetensors.index.json") else shards_of(folder)
+    return {name: tensor for file in files for name, tensor in map_safetensors(file, PACKED_DTYPES).items()}
 
-    def stored(self) -> dict[str, Any]:
-        method = self.quantization()
-        stored = {name.replace("_orig_mod.", ""): tensor  # by torch.compile
-                  for name, tensor in self.mapped().items() if method or tensor.dtype in DTYPES}
-        return self.renamed(split_experts(unpacked(stored, *method, self.path) if method else stored,
-                                          self.language()["hidden_size"]))
 
-    def quantization(self) -> tuple[str, list[Settings]] | None:
-        """The method of a published quantization and its schemes, or None. Raises InputError for an unknown one."""
-        raw = self.json("config.json")
-        places = [place for place in (raw, raw.get("text_config")) if isinstance(place, dict)]
-        about = next(filter(None, (place.get(key) for place in places for key in QUANTIZATION)), None)
-        return None if about is None else check_settings(about, self.path / "config.json")
+def generation_in(raw: dict[str, Any], file: Path) -> dict[str, Any]:
+    """The object in generation_config.json. Raises InputError for unknown methods."""
+    for key, value in ONLY_GENERATION.items():
+        if raw.get(key) not in (None, value):
+            raise InputError(f"{file}: {key} = {brief(repr(raw[key]))} is not supported, only {value!r} is")
+    top_k = raw.get("top_k")
+    if isinstance(top_k, float) and top_k.is_integer():
+        top_k = int(top_k)
+    return raw | {"top_k": 0 if top_k == -1 else top_k}  # -1: off in other engines
+
+
+def quantization(about: dict[str, Any], file: Path) -> tuple[str, list[Settings]] | None:
+    """The method of a published quantization and its schemes, or None. Raises InputError for an unknown one."""
+    places = [place for place in (about, about.get("text_config")) if isinstance(place, dict)]
+    found = next(filter(None, (place.get(key) for place in places for key in QUANTIZATION)), None)
+    return None if found is None else check_settings(found, file)
+
+
+def folder_tokenizer(folder: Path, kind: ModelType) -> Tokenizer:
+    """Raises InputError for a normalizer but NFC. The library applies it to tokens while it reads the file, and one
+    that makes texts longer takes any memory."""
+    file = folder / "tokenizer.json"
+    data = file.read_bytes() if file.is_file() else b""
+    if rb"\u00" in data or not all(NORMALIZER.findall(data)):  # else it needn't be parsed, which takes 0.2 s
+        if json_in(file).get("normalizer") not in (None, {"type": "NFC"}):
+            raise InputError(f"{file}: the normalizer must be NFC, or null")
+    return kind.tokenizer(folder)
+
+
+def gguf_tokenizer(file: Path, kind: ModelType) -> Tokenizer:
+    with library_errors(f"cannot read the tokenizer of {file}"):
+        backend = tokenizers.Tokenizer.from_str(json.dumps(gguf_json(file, "tokenizer.json")))
+    return make_tokenizer(backend, gguf_json(file, "tokenizer_config.json"), file)
 
 
 def split_experts(stored: Mapping[str, AnyTensor], hidden_size: Any = None) -> dict[str, AnyTensor]:
@@ -181,30 +207,3 @@ def split_experts(stored: Mapping[str, AnyTensor], hidden_size: Any = None) -> d
                 rows = {"gate_proj": data[:half], "up_proj": data[half:]} if part == "gate_up_proj" else {part: data}
                 tensors |= {f"{start}.{expert}.{key}.weight": tensor._replace(data=view) for key, view in rows.items()}
     return tensors
-
-
-class GGUFFile(Checkpoint):
-    """A GGUF file: its metadata are what the JSON files of a folder say."""
-
-    def json(self, name: str) -> dict[str, Any]:
-        def read(_: Path) -> dict[str, Any]:
-            raw = gguf_json(self.path, name)
-            tower = tower_file(self.path) if name == "config.json" else None
-            return raw if tower is None else raw | tower_json(tower)
-
-        return self.once(name, read)  # type: ignore[no-any-return]
-
-    def tower(self) -> dict[str, Any]:
-        file = tower_file(self.path)
-        return {} if file is None else map_tower(file)
-
-    def mapped(self) -> dict[str, Any]:
-        stored = map_gguf(self.path)
-        if is_embedder(self.path):  # as such a model's own file names its tensors
-            stored = {name.removeprefix("model."): tensor for name, tensor in stored.items()}
-        return stored
-
-    def tokenizer(self) -> Tokenizer:
-        with library_errors(f"cannot read the tokenizer of {self.path}"):
-            backend = tokenizers.Tokenizer.from_str(json.dumps(self.json("tokenizer.json")))
-        return make_tokenizer(backend, self.json("tokenizer_config.json"), self.path)

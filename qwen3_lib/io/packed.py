@@ -4,16 +4,16 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import safetensors
 
-from qwen3 import DTYPES, Config, Folder, InputError, Model, Tensor, map_safetensors, to_float32
+from qwen3 import DTYPES, InputError, Model, Source, Tensor, map_safetensors, to_float32
 from qwen3_lib.io.errors import brief, parse_json
+from qwen3_lib.io.gguf_file import gguf_json, is_gguf
 from qwen3_lib.io.hub import tokenizer_files
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
-from qwen3_lib.io.tensors import Wrapped, embeds
 from qwen3_lib.io.writing import checksum, write_folder, write_safetensors
 
 SAVED_FORMATS = ("int8", "int4")
@@ -30,58 +30,58 @@ def quantized_file(folder: Path) -> tuple[str, Path] | None:
     return next(((format, file) for format, file in files if file.is_file()), None)
 
 
-class Quantized(Wrapped):
-    """A folder written by save_quantized, for the fast engine; `base` reads its other files."""
-    dtypes = {"U8": np.dtype("u1"), "F32": np.dtype("<f4")}
+class Saved(NamedTuple):
+    """What such a folder's file says of its tensors, beside their bytes."""
+    format: str
+    file: Path
+    sizes: dict[str, Any]  # name -> the shape of the matrix
+    sums: dict[str, Any]  # name -> checksum; a folder of an earlier version has none
 
-    def __init__(self, base: Folder, format: str, file: Path):
-        super().__init__(base)
-        self.format, self.file = format, file
-
-    def embeds(self) -> bool:
-        return embeds(self, self.stored())
-
-    def stored(self) -> dict[str, Any]:
-        return self.once(self.file.name, lambda file: map_safetensors(file, self.dtypes))
-
-    def tensors(self, config: Config) -> dict[str, Any]:
-        raise InputError(f"{self.path}: only the fast engine loads it (--fast, or load_model of qwen3_numba)")
-
-    def tower(self) -> dict[str, Any]:
-        if not (self.path / TOWER_FILE).is_file():
-            return {}
-        found = map_safetensors(self.path / TOWER_FILE, DTYPES | {"U16": np.dtype("<u2")})
-        return {name: tensor._replace(dtype=tensor.dtype.replace("U16", "BF16")) for name, tensor in found.items()}
-
-    def packed(self, config: Config, shapes: dict[str, tuple[int, ...]], expected: Expected) -> dict[str, Tensor]:
-        """Tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, format) gives."""
-        stored, shapes = self.stored(), dict(shapes)
-        with safetensors.safe_open(self.file, framework="numpy") as opened:
-            about = opened.metadata() or {}
-        if (about.get("format"), about.get("version")) != (self.format, VERSION):
-            raise InputError(f"{self.file}: written by another version of this program; quantize the model anew")
-        sizes, self.sums = (parse_json(about.get(key, "{}"), str(self.file)) for key in ("sizes", "crc32"))
-        if not isinstance(sizes, dict) or not isinstance(self.sums, dict):
-            raise InputError(f"{self.file}: damaged; quantize the model anew")
-        if "model.norm.weight" not in stored:  # with the names of an embedding model's own file
-            stored = {f"model.{name}": tensor for name, tensor in stored.items()}
-            sizes, self.sums = ({f"model.{name}": value for name, value in each.items()} for each in (sizes, self.sums))
-            del shapes["lm_head.weight"]
-        elif "lm_head.weight" not in stored and config.tie_word_embeddings:
-            del shapes["lm_head.weight"]
-        wanted = {name: (list(shape), *expected(name, shape, self.format)) for name, shape in shapes.items()}
-        if wanted != {name: (sizes.get(name), tensor.dtype, tensor.shape) for name, tensor in stored.items()}:
-            raise InputError(f"{self.path}: the quantized weights don't fit config.json; quantize the model anew")
-        return stored
-
-    def check(self, item: tuple[str, Tensor]) -> None:
-        """Raises InputError if a tensor's bytes have changed. A folder of an earlier version has no checksums.
+    def check(self, name: str, tensor: Tensor) -> None:
+        """Raises InputError if a tensor's bytes have changed.
 
         Experts, which come into memory when they are chosen, aren't read for it.
         """
-        name, tensor = item
         if self.sums and ".experts." not in name and self.sums.get(name) != checksum([tensor.data]):
             raise InputError(f"{self.file}: damaged: the checksum of {name} differs; quantize the model anew")
+
+
+def saved_tensors(format: str, file: Path) -> tuple[dict[str, Tensor], Saved]:
+    """The tensors in a file of save_quantized. Raises InputError for another version's, and for a damaged one."""
+    stored = map_safetensors(file, {"U8": np.dtype("u1"), "F32": np.dtype("<f4")})
+    with safetensors.safe_open(file, framework="numpy") as opened:
+        about = opened.metadata() or {}
+    if (about.get("format"), about.get("version")) != (format, VERSION):
+        raise InputError(f"{file}: written by another version of this program; quantize the model anew")
+    sizes, sums = (parse_json(about.get(key, "{}"), str(file)) for key in ("sizes", "crc32"))
+    if not isinstance(sizes, dict) or not isinstance(sums, dict):
+        raise InputError(f"{file}: damaged; quantize the model anew")
+    if "model.norm.weight" not in stored:  # with the names of an embedding model's own file
+        sizes, sums = ({f"model.{name}": value for name, value in each.items()} for each in (sizes, sums))
+    return stored, Saved(format, file, sizes, sums)
+
+
+def saved_tower(folder: Path) -> dict[str, Tensor]:
+    """The tensors of the tower, if there is one."""
+    file = folder / TOWER_FILE
+    found = map_safetensors(file, DTYPES | {"U16": np.dtype("<u2")}) if file.is_file() else {}
+    return {name: tensor._replace(dtype=tensor.dtype.replace("U16", "BF16")) for name, tensor in found.items()}
+
+
+def checked_saved(source: Source, shapes: dict[str, tuple[int, ...]], expected: Expected) -> dict[str, Tensor]:
+    """The tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, format) gives."""
+    saved, shapes = source.saved, dict(shapes)
+    if "lm_head.weight" not in source.tensors and (source.config.tie_word_embeddings or source.embeds):
+        del shapes["lm_head.weight"]
+    wanted = {name: (list(shape), *expected(name, shape, saved.format)) for name, shape in shapes.items()}
+    if wanted != {name: (saved.sizes.get(name), tensor.dtype, tensor.shape) for name, tensor in source.tensors.items()}:
+        raise InputError(f"{source.path}: the quantized weights don't fit config.json; quantize the model anew")
+    return source.tensors
+
+
+def refuse_saved(source: Source) -> Any:
+    """For the NumPy engine."""
+    raise InputError(f"{source.path}: only the fast engine loads it (--fast, or load_model of qwen3_numba)")
 
 
 def save_quantized(model: Model, folder: str | Path, format: str) -> None:
@@ -91,11 +91,11 @@ def save_quantized(model: Model, folder: str | Path, format: str) -> None:
     """
     if getattr(model.weights, "quantized", None) != format or format not in SAVED_FORMATS:
         raise InputError(f"{folder}: the model was not loaded as {brief(format)}")
-    tensors, shapes, stored = model.weights.tensors(), model.weights.shapes, model.folder.stored()
-    if "score.weight" in stored:
+    tensors, shapes, source = model.weights.tensors(), model.weights.shapes, model.source
+    if "score.weight" in source.heads:
         raise InputError(f"{model.path}: score.weight would be lost; quantize such a model while loading")
     sizes = {name: shapes[name] for name in tensors}
-    if "model.embed_tokens.weight" not in stored:  # the names of an embedding model's own file
+    if source.bare:  # the names of an embedding model's own file
         tensors = {name.removeprefix("model."): array for name, array in tensors.items()}
         sizes = {name.removeprefix("model."): size for name, size in sizes.items()}
     sums = {name: checksum([array]) for name, array in tensors.items()}
@@ -107,11 +107,11 @@ def save_quantized(model: Model, folder: str | Path, format: str) -> None:
             file = model.path / name
             (temporary / name).parent.mkdir(exist_ok=True)
             copied = file.is_file()
-            if copied or name.endswith(".json") and (value := model.folder.json(name)):
+            if copied or name.endswith(".json") and is_gguf(model.path) and (value := gguf_json(model.path, name)):
                 data = file.read_bytes() if copied else json.dumps(value, ensure_ascii=False).encode()
                 (temporary / name).write_bytes(data)
         write_safetensors(temporary / f"model.{format}.safetensors", tensors, metadata)
-        if tower := model.folder.tower():
+        if tower := source.tower:
             write_safetensors(temporary / TOWER_FILE, {name: tensor.data if isinstance(tensor, Tensor) else
                                                        to_float32(tensor) for name, tensor in tower.items()}, {})
 

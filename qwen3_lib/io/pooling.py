@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import Config, Folder, checked_whole, map_safetensors, to_float32
+from qwen3 import Source, checked_whole, map_safetensors, to_float32
 from qwen3_lib.io.errors import InputError, brief, parse_json, read_json_object, some
 
 MODULES, PROMPTS, LENGTHS = VECTOR_FILES = ("modules.json", "config_sentence_transformers.json",
@@ -63,9 +63,9 @@ def module_files(names: Iterable[str]) -> list[str]:
 
 
 @lru_cache(maxsize=4)
-def recipe_of(source: Folder, config: Config) -> Recipe:
+def recipe_of(source: Source) -> Recipe:
     """The recipe of a model. Raises InputError for damaged files, and for modules that are not computed here."""
-    folder, context, width = source.path, config.context_length, config.hidden_size
+    folder, context, width = source.path, source.config.context_length, source.config.hidden_size
     if not (folder / MODULES).is_file():
         return Recipe(width, context)
     steps, normalize = list[Stage](), False

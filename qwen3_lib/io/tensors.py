@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import mmap
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import DTYPES, Folder, Tensor, forget_pages, to_float32
+from qwen3 import DTYPES, Tensor, forget_pages, to_float32
 from qwen3_lib.io.errors import InputError
 
 # The parts of packed tensors, which formats.py and gguf_file.py understand.
@@ -73,16 +73,6 @@ class PackedTensor(NamedTuple):
 AnyTensor = Tensor | PackedTensor
 
 
-class Wrapped:
-    """A source of a model that changes some of another one, `base`; it has all methods of a Folder."""
-
-    def __init__(self, base: Folder):
-        self.base = base
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.base, name)
-
-
 def map_file(file: Path) -> mmap.mmap:
     """A file's bytes, mapped. Raises InputError if it can't be read or is empty."""
     try:
@@ -139,10 +129,9 @@ def to_bfloat16(values: np.ndarray) -> np.ndarray:
     return rounded.astype("<u2")
 
 
-def embeds(folder: Folder | Wrapped, names: Iterable[str]) -> bool:
-    """Whether a model gives no answers, by its tensors' names, config.json, or sentence-transformers' files."""
-    raw, modules = folder.json("config.json"), folder.path / "modules.json"
-    return not any("model." in name for name in names) \
-        or not re.search("ForCausalLM|ForConditionalGeneration", str(raw.get("architectures") or "ForCausalLM")) \
-        or "classify_num" in (raw.get("thinker_config") or ()) \
+def embeds(about: dict[str, Any], folder: Path) -> bool:
+    """Whether a model gives no answers, by config.json, or sentence-transformers' files."""
+    modules = folder / "modules.json"
+    return not re.search("ForCausalLM|ForConditionalGeneration", str(about.get("architectures") or "ForCausalLM")) \
+        or "classify_num" in (about.get("thinker_config") or ()) \
         or modules.is_file() and b"Pooling" in modules.read_bytes()

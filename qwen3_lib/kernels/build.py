@@ -31,8 +31,6 @@ from qwen3_lib.kernels.cpu import host_features
 from qwen3_lib.kernels.objects import compile_layers
 
 KERNELS = Path(__file__).resolve().parent
-SOURCES = ("attention.py", "compile.py", "cpu.py", "delta.py", "experts.py", "fields.py", "intrinsics.py", "layers.py",
-           "layout.py", "objects.py", "quantize.py", "spread.py", "translate.py", "vectors.py")
 Kernel = Callable[[np.ndarray, int], None]  # takes its record, int64, and a number; see layers.py and quantize.py
 
 
@@ -63,7 +61,7 @@ def made_ours(folder: Path) -> bool:
 def identity() -> str:
     """A hash of everything that machine code depends on; two versions of this program have a folder each."""
     cpu = f"{llvm.get_host_cpu_name()} {llvm.FeatureMap(host_features()).flatten()} {os.environ.get('QWEN3_INT8_PATH')}"
-    files = [KERNELS / name for name in SOURCES] + [NUMBA_VERSION]
+    files = [*sorted(KERNELS.glob("*.py")), NUMBA_VERSION]
     sources = [hashlib.sha256(file.read_bytes()).hexdigest() for file in files]
     return hashlib.sha256(" ".join([*sources, llvmlite.__version__, cpu]).encode()).hexdigest()
 
@@ -87,7 +85,6 @@ def linker() -> Any:
 lock = threading.RLock()  # one thread makes and links at a time
 
 
-@cache
 def address_of(name: str, make: Callable[[], bytes]) -> int:
     """The address of a function: from its object file, or from one that is made now, and kept."""
     with lock:
@@ -104,22 +101,25 @@ def address_of(name: str, make: Callable[[], bytes]) -> int:
         return linker().get_function_address(name)
 
 
-# The kernels that numba compiles: a process and an object file for each group, so that two cores work on the first
-# answer, and LLVM optimizes once what a group's kernels share. The file has the name of the first kernel.
-COMPILED_TOGETHER = (("project_heads", "finish_dense", "output_logits"), ("attend_heads",), ("finish_sparse",),
-                     ("mix_states",), ("quantize_block",), ("pack_block",))
-# What runs a Job: the kernels for each layer, then for the logits.
-LAYERS = {"decoder_layers": ("project_heads", "attend_heads", "finish_dense", "output_logits"),
-          "sparse_layers": ("project_heads", "attend_heads", "finish_sparse", "output_logits"),
-          "hybrid_layers": ("project_heads", "attend_heads", "mix_states", "finish_dense", "output_logits"),
-          "sparse_hybrid_layers": ("project_heads", "attend_heads", "mix_states", "finish_sparse", "output_logits")}
+# The kernels that numba compiles, file.function: a process and an object file for each group, so that two cores work on
+# the first answer, and LLVM optimizes once what a group's kernels share. Any other kernel is a group by itself.
+COMPILED_TOGETHER = (("layers.project_heads", "layers.finish_dense", "layers.output_logits"),)
+
+
+def compiled_with(kernel: str) -> tuple[str, ...]:
+    return next((group for group in COMPILED_TOGETHER if kernel in group), (kernel,))
+
+
+def symbol(*kernels: str) -> str:
+    """The name of a kernel's machine code, or of what runs several: also that of its file."""
+    return "_then_".join(each.rpartition(".")[2] for each in kernels)
 
 
 @cache
-def kernel(name: str) -> Kernel:
-    """A kernel of layers.py or quantize.py, or one of LAYERS."""
-    make_kernels(name)
-    return kernel_at(linker().get_function_address(name))
+def kernel(*steps: str) -> Kernel:
+    """A kernel, or what runs several on a Job: for each layer all but the last one, then that one."""
+    make_kernels(steps)
+    return kernel_at(linker().get_function_address(symbol(*steps)))
 
 
 @cache
@@ -134,20 +134,19 @@ def announce(folder: Path | None) -> None:
         print(f"compiling the fast engine for this CPU: a few seconds, {often}", file=sys.stderr)
 
 
-def make_kernels(*names: str) -> None:
-    """Compiles kernels, side by side, or loads them from an earlier run's files.
+def make_kernels(*wanted: tuple[str, ...]) -> None:
+    """Compiles kernels, side by side, or loads them from an earlier run's files; `wanted`: see `kernel`.
 
     numba's own cache would import numba and its compiler at each start, which takes longer than all else. So machine
     code is kept as object files, and llvmlite, the smaller part of numba, loads them at once.
     """
     with lock:
-        parts = {part for name in names for part in LAYERS.get(name, (name,))}
-        groups = [group for group in COMPILED_TOGETHER if parts & {*group}]
+        groups = [*dict.fromkeys(compiled_with(step) for steps in wanted for step in steps)]
         folder, made_from = code_place()
 
         def kept() -> dict[tuple[str, ...], bytes | None]:
-            return {group: folder and read_code(folder / f"{group[0]}.o", made_from) for group in groups
-                    if not linker().get_function_address(group[0])}
+            return {group: folder and read_code(folder / f"{symbol(group[0])}.o", made_from) for group in groups
+                    if not linker().get_function_address(symbol(group[0]))}
 
         with contextlib.ExitStack() as stack:
             if None in (found := kept()).values():  # then look again when it is this process's turn
@@ -157,10 +156,11 @@ def make_kernels(*names: str) -> None:
                 absent = [group for group, code in found.items() if code is None]
                 found |= zip(absent, compiled_kernels(absent)) if absent else {}
             for group, code in found.items():
-                address_of(group[0], lambda code=code: code)
-        for name in names:
-            if name in LAYERS:
-                address_of(name, lambda name=name: compile_layers(name, LAYERS[name][:-1], LAYERS[name][-1]))
+                address_of(symbol(group[0]), lambda code=code: code)
+        for steps in wanted:
+            if len(steps) > 1:
+                names = [symbol(step) for step in steps]
+                address_of(symbol(*steps), lambda: compile_layers(symbol(*steps), names[:-1], names[-1]))
 
 
 @contextlib.contextmanager

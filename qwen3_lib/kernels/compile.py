@@ -6,6 +6,7 @@ numba only translates: see translate.py. LLVM optimizes all functions once, as a
 """
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Any
 
 import llvmlite
@@ -15,7 +16,6 @@ import numpy as np
 from numba import types
 
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.kernels import delta, experts, layers, quantize
 from qwen3_lib.kernels.cpu import FEATURES
 from qwen3_lib.kernels.objects import machine, object_code
 
@@ -24,7 +24,7 @@ C_LIBRARY = {"sqrt", "sqrtf", "sched_yield"}  # called by kernels; without numba
 
 
 def machine_code(names: Sequence[str]) -> bytes:
-    """Compiles kernels for this CPU -> an object file that has functions of these names.
+    """Compiles kernels, file.function, for this CPU -> an object file that has functions of these names.
 
     They are numba's own functions, not those that @cfunc makes: these report errors through Python, which would tie the
     object file to numba. Raises InputError if this CPU or numba's settings don't allow it.
@@ -34,9 +34,10 @@ def machine_code(names: Sequence[str]) -> bytes:
     cpu = machine()
     if cpu.triple.startswith("x86") and not (FEATURES.get("f16c") and FEATURES.get("fma")):
         raise InputError("the fast engine needs a CPU with FMA and F16C (since 2013); --no-fast takes NumPy")
-    module, known = llvm.parse_assembly(""), set[Any]()
+    module, known, functions = llvm.parse_assembly(""), set[Any](), {name.partition(".")[2] for name in names}
     for name in names:
-        kernel = next(vars(room)[name] for room in (layers, delta, experts, quantize) if name in vars(room))
+        file, _, name = name.partition(".")
+        kernel = getattr(import_module(f"qwen3_lib.kernels.{file}"), name)
         kernel.compile(SIGNATURE)
         found = kernel.overloads[SIGNATURE]
         for text in found.library.texts(known):
@@ -48,7 +49,7 @@ def machine_code(names: Sequence[str]) -> bytes:
                     function.linkage = "linkonce_odr"  # several functions of numba's bring some function with them
             module.link_in(part)
     for function in module.functions:  # kernels are linked together: only their names may meet
-        if function.name not in names and not function.is_declaration:
+        if function.name not in functions and not function.is_declaration:
             function.linkage = "internal"
     absent = {function.name for function in module.functions if function.is_declaration
               and not function.name.startswith("llvm.")} - C_LIBRARY

@@ -4,15 +4,15 @@ from __future__ import annotations
 import ctypes
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any
 
 import numpy as np
 
-from qwen3 import Config, Tensor, to_float32
 from qwen3_5 import HybridCache, HybridConfig, State
-from qwen3_lib.io.tensors import AnyTensor
-from qwen3_lib.kernels.layout import (DELTA_SIZES, GATE, LINEAR, PANEL, PLACE, RUN, STATE, SUMS_OF_DELTA, WEIGHT,
+from qwen3_lib.kernels import dense
+from qwen3_lib.kernels.kind import Kind, Widths
+from qwen3_lib.kernels.layout import (DELTA_SIZES, GATE, LINEAR, PANEL, PLACE, RUN, STATE, SUMS_OF_DELTA, TOKENS, WEIGHT,
                                       is_packed, padded)
 from qwen3_lib.kernels.memory import Reused, aligned
 
@@ -21,43 +21,19 @@ DELTA = ("linear_attn.in_proj_qkv", "linear_attn.in_proj_z", "linear_attn.in_pro
          *LINEAR[GATE:])
 
 
-def is_recurrent(config: Config, layer: int) -> bool:
-    return layer in getattr(config, "linear_layers", ())
-
-
-# Two matrices that are one here: the second one below the first.
 JOINED = (("linear_attn.in_proj_b", "linear_attn.in_proj_a", "linear_attn.in_proj_ba"),
           ("mlp.gate", "mlp.shared_expert_gate", "mlp.gate"))
-
-
-def join_matrices(tensors: Mapping[str, Any], join: Callable[[Any, Any], Any]) -> dict[str, Any]:
-    """The tensors, or their shapes, by name; of two in JOINED, what `join` makes of them."""
-    out = dict(tensors)
-    for first, second, both in JOINED:
-        for name in tensors:
-            if name.endswith(f".{second}.weight"):
-                start = name.removesuffix(f"{second}.weight")
-                out[f"{start}{both}.weight"] = join(out.pop(f"{start}{first}.weight"), out.pop(name))
-    return out
-
-
-def stacked(first: AnyTensor, second: AnyTensor) -> Tensor:
-    """One matrix below the other."""
-    dtype, data = first.dtype, [first.data, second.data]
-    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and dtype == second.dtype):
-        dtype, data = "F32", [to_float32(first), to_float32(second)]
-    return Tensor(dtype, np.concatenate(data), first.mapping)
 
 
 def state_fields(vectors: dict[str, np.ndarray], config: Any) -> dict[str, np.ndarray]:
     """What Layers in layout.py says about delta nets."""
     n_layers = config.num_hidden_layers
-    recurrent = [i for i in range(n_layers) if is_recurrent(config, i)]
+    recurrent = config.linear_layers
     places = np.full(n_layers, -1, PLACE)
     places["attention"][[i for i in range(n_layers) if i not in recurrent]] = np.arange(n_layers - len(recurrent))
-    places["state"][recurrent] = np.arange(len(recurrent))
-    if not recurrent:
-        return {"places": places} | dict.fromkeys(("delta_sizes", "conv", "rates", "delta_norms"), np.empty(0))
+    places["state"][[*recurrent]] = np.arange(len(recurrent))
+    if not recurrent:  # an MTP head's layer
+        return dense.attending(vectors, config)
 
     def all_of(name: str) -> list[np.ndarray]:
         return [vectors[f"model.layers.{i}.linear_attn.{name}"] for i in recurrent]
@@ -85,7 +61,7 @@ class StateCache(HybridCache):
         heads, key_dim, value_dim = self.shape
         return heads, padded(value_dim, 16) // 16, padded(key_dim, SUMS_OF_DELTA), 16
 
-    def arrays(self, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
+    def new_arrays(self, shapes: list[tuple[int, ...]]) -> list[np.ndarray]:
         """float32 of these shapes, without values yet."""
         ends = list(itertools.accumulate(map(math.prod, shapes)))
         piece = self.pieces.take(ends[-1])
@@ -94,7 +70,7 @@ class StateCache(HybridCache):
     def make_new(self, guesses: int) -> None:
         """Makes `new`, without values yet: states that don't learn the last `guesses` tokens."""
         layers, (history, memory, late) = self.config.linear_layers, (array.shape for array in self.empty)
-        memories, histories, lates = self.arrays([(len(layers), *shape) for shape in (
+        memories, histories, lates = self.new_arrays([(len(layers), *shape) for shape in (
             memory, (history[0] + guesses, history[1]), (guesses, late[1]))])  # S first: no row lies in two lines
         self.new = dict(zip(layers, map(State, histories, memories, lates)))
 
@@ -135,8 +111,8 @@ def state_tables(caches: list[Any], counts: np.ndarray) -> tuple[np.ndarray, np.
 
     counts [n_sequences]: the new tokens of each.
     """
-    if not isinstance(caches[0], StateCache):
-        return np.empty(0, RUN), np.empty((0, 0, 2), STATE)
+    if not hasattr(caches[0], "snapshots"):  # of an MTP head
+        return dense.KIND.tables(caches, counts)
     ends, runs, states = np.cumsum(counts).tolist(), [], []
     for cache, n, end in zip(caches, counts.tolist(), ends):
         guesses, before = cache.unsure(n), cache.snapshots[-1].states
@@ -145,3 +121,26 @@ def state_tables(caches: list[Any], counts: np.ndarray) -> tuple[np.ndarray, np.
         runs.append((end - n, end, len(pairs[0][0].late) if pairs else 0, guesses))
         states.append([[tuple(array.ctypes.data for array in state) for state in pair] for pair in pairs])
     return np.array(runs, RUN), np.array(states, STATE).reshape(len(caches), -1, 2)
+
+
+def widths(config: HybridConfig) -> Widths:
+    """Of work_space: a delta net's results, its projections, and what a thread works in."""
+    heads, key_dim, value_dim = (config.linear_num_value_heads, padded(config.linear_key_head_dim, SUMS_OF_DELTA),
+                                 config.linear_value_head_dim)
+    mixed = heads * value_dim
+    attending = 2 * (padded(config.num_attention_heads * config.head_dim, PANEL)
+                     + padded(config.num_key_value_heads * config.head_dim, PANEL))
+    return Widths(mixed, max(sum(padded(n, PANEL) for n in (config.conv_dim, mixed, 2 * heads)), attending),
+                  TOKENS * (2 * key_dim + 2) + (TOKENS + key_dim) * padded(value_dim, 16),
+                  config.shared_expert_intermediate_size, 2 * config.hidden_size * config.mtp_num_hidden_layers)
+
+
+@cache
+def with_states(plain: type[Any]) -> type[Any]:
+    """A class of plain caches, with states."""
+    return type(f"Hybrid{plain.__name__}", (plain, StateCache), {"plain": plain, "kind": "of a fast hybrid"})
+
+
+KIND = Kind(mixers=(*dense.KIND.mixers, "delta.mix_states"),
+            matrices=lambda config, layer: DELTA if layer in config.linear_layers else LINEAR,  # type: ignore[attr-defined]
+            fields=state_fields, widths=widths, cache=with_states, tables=state_tables, joined=JOINED, norm_offset=1.0)

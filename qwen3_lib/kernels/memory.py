@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from qwen3 import Config
-from qwen3_5 import HybridConfig
-from qwen3_lib.kernels.layout import APART, PANEL, SUMS_OF_DELTA, TOKENS, Space, own_space, padded, vector_size
+from qwen3_lib.kernels.kind import Kind
+from qwen3_lib.kernels.layout import APART, PANEL, Space, own_space, padded, vector_size
 
 MADV_DONTNEED = 4  # Linux
 empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages after it that mustn't be touched
@@ -98,30 +98,22 @@ def experts_of(config: Config) -> tuple[int, int]:
     return config.num_experts + shared, config.num_experts_per_tok + shared
 
 
-def work_space(config: Config, n_threads: int, m: int, n_tasks: int, n_queries: int, own: list[np.ndarray]) -> Space:
+def work_space(kind: Kind, config: Config, n_threads: int, m: int, n_tasks: int, n_queries: int,
+               own: list[np.ndarray]) -> Space:
     """For m tokens, n_tasks tasks of attention, n_queries queries of a task; `own`: what threads worked in before."""
     n_heads, n_kv_heads, width = config.num_attention_heads, config.num_key_value_heads, padded(config.head_dim, 32)
-    mixed, n_projected, n_delta = 0, 0, 0  # a delta net's results, projections, what a thread works in
-    shared, fused = 0, 0  # the width inside the shared expert; what an MTP head's fc is multiplied with
-    if isinstance(config, HybridConfig):
-        heads, dk, dv = (config.linear_num_value_heads, padded(config.linear_key_head_dim, SUMS_OF_DELTA),
-                         config.linear_value_head_dim)
-        shared = config.shared_expert_intermediate_size
-        fused = 2 * config.hidden_size * config.mtp_num_hidden_layers
-        mixed, n_delta = heads * dv, TOKENS * (2 * dk + 2) + (TOKENS + dk) * padded(dv, 16)
-        n_projected = max(sum(padded(n, PANEL) for n in (config.conv_dim, mixed, 2 * heads)),
-                          2 * (padded(n_heads * config.head_dim, PANEL) + padded(n_kv_heads * config.head_dim, PANEL)))
+    more = kind.widths(config)
     gathered, (n_experts, k) = padded(config.hidden_size, 64), experts_of(config)
-    widest = padded(max(config.hidden_size, n_heads * config.head_dim, mixed, fused), 64)
+    widest = padded(max(config.hidden_size, n_heads * config.head_dim, more.mixed, more.fused), 64)
     dense = config.num_hidden_layers > len(config.sparse_layers)
-    inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size, shared), 64)
+    inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size, more.shared), 64)
     n_qkv = padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL)
     n_rows, n_pairs = max(m, m * k), m * k
-    n_own = max(own_space(n_queries, width, max(widest, inner)), n_delta)
+    n_own = max(own_space(n_queries, width, max(widest, inner)), more.own)
     kept = [each for each in own if each.shape[1] >= n_own]
     return Space(
         h=floats(m, widest + APART), packed=empty((m, vector_size(widest)), np.uint8),
-        qkv=floats(m, max(n_qkv, n_projected, widest, padded(n_experts, PANEL))),
+        qkv=floats(m, max(n_qkv, more.projected, widest, padded(n_experts, PANEL))),
         queries=floats(n_kv_heads, m * (n_heads // n_kv_heads), width),
         gate=floats(n_rows, inner + APART), up=floats(n_rows, inner + APART),
         gate_packed=empty((n_rows, vector_size(inner)), np.uint8),

@@ -123,7 +123,7 @@ class Packer:
             if not np.isfinite(largest):
                 raise InputError(f"{label} has weights that are not finite, so it can't be quantized")
             group, work = empty((GROUP, PANEL), np.float32), empty((10, PANEL), np.float32)
-            kernel("quantize_block")(address_table((rows, packed[start // PANEL], group, work)), form)
+            kernel("quantize.quantize_block")(address_table((rows, packed[start // PANEL], group, work)), form)
             return largest
 
         largest = max(self.pool.map(part, range(0, n_rows, PANEL)))
@@ -154,7 +154,7 @@ class Packer:
             for target, values in zip(both, scales):
                 target[:len(whole)] = np.repeat(values, both.shape[2] // values.shape[1], axis=1)
             numbers, group = np.ascontiguousarray(whole, np.int16), empty((GROUP, PANEL), np.float32)
-            kernel("pack_block")(address_table((numbers, both, block, group)), form)
+            kernel("quantize.pack_block")(address_table((numbers, both, block, group)), form)
             if factors is not None:
                 common = np.zeros((len(factors), PANEL, n // SHARING), np.float16)
                 common[:, :len(whole)] = factors

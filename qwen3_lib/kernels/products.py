@@ -4,12 +4,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 from qwen3_lib.io.errors import InputError
-from qwen3_lib.kernels.build import LAYERS, address_of, make_kernels, code_place, read_code
+from qwen3_lib.io.models import MODEL_TYPES
+from qwen3_lib.kernels.build import address_of, code_place, make_kernels, read_code, symbol
 from qwen3_lib.kernels.cpu import AVX512, LONG, PATH
+from qwen3_lib.kernels.kind import kind_for, steps_of
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
                                       TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENED, WIDENS,
                                       is_packed)
@@ -17,6 +21,7 @@ from qwen3_lib.kernels.objects import compile_product
 from qwen3_lib.kernels.spread import DOTS, SPREAD_WAY
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
 
+PACKERS = ("quantize.quantize_block",), ("quantize.pack_block",)  # kernels for loading
 TRANSPOSABLE = (ROUNDED,) if AVX512 else (BF16, ROUNDED)  # formats whose rows a prompt's products take transposed
 Needs = tuple[tuple[int, int], ...]  # (format, number of vectors) of products
 
@@ -107,13 +112,16 @@ def any_number(form: int, most: int) -> Needs:
 
 def compile_all() -> Path:
     """Compiles all that any model needs -> the folder where it is kept. Raises InputError if it can't be kept."""
-    names = (*LAYERS, "quantize_block", "pack_block")
-    make_kernels(*names)
+    configs: Any = SimpleNamespace(sparse_layers=()), SimpleNamespace(sparse_layers=(0,))
+    wanted = [steps_of(kind_for(kind), config) for kind in {each.fast: each for each in MODEL_TYPES.values()}.values()
+              for config in configs]
+    make_kernels(*wanted, *PACKERS)
     for form in range(WIDE):
         needs = any_number(form, LONG + 1)
         functions_for(needs, () if is_packed(form) else (*needs, (form, TRANSPOSED + 1)))
     folder, made_from = code_place()
-    if folder is None or any(read_code(folder / f"{name}.o", made_from) is None for name in names):
+    if folder is None or any(read_code(folder / f"{symbol(*steps)}.o", made_from) is None
+                             for steps in (*wanted, *PACKERS)):
         raise InputError(f"the kernels can't be kept: {folder or 'NUMBA_CACHE_DIR'} must be a folder that belongs to "
                          "you and that only you can write to")
     return folder

@@ -6,17 +6,19 @@ import ctypes
 import itertools
 import mmap
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import Config, Folder
-from qwen3_5 import MTP_NORMS, HybridConfig, mtp_config
-from qwen3_lib.io.packed import Quantized
-from qwen3_lib.kernels.hybrid import DELTA, Vocabulary, is_recurrent, join_matrices, stacked, state_fields
+from qwen3 import Config, Source, Tensor, to_float32
+from qwen3_5 import MTP_NORMS, mtp_config
+from qwen3_lib.io.packed import checked_saved
+from qwen3_lib.io.tensors import AnyTensor
+from qwen3_lib.kernels.hybrid import Vocabulary
+from qwen3_lib.kernels.kind import Kind, kind_for
 from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, ROUNDED,
                                       ROUTING, WEIGHT, Layers, Q, Space, is_packed, packed_shape, address_table)
 from qwen3_lib.kernels.memory import LargePages, Reused, available_memory, experts_of, let_go, work_space
@@ -41,6 +43,7 @@ class MTPHead(NamedTuple):
 @dataclass
 class Weights:
     """Where the weights are. A tied head is the embedding, and has no name of its own."""
+    kind: Kind
     config: Config
     matrices: dict[str, np.ndarray]  # WEIGHT [1] by their names in the file
     vectors: dict[str, np.ndarray]  # float32, by their names: norms and the like
@@ -99,7 +102,7 @@ class Weights:
         last = self.spaces.pop(kind, None)
         own = [space.own for space, _ in self.spaces.values()]
         last = None  # before the next one, for the sake of memory
-        space = work_space(config, self.team.n_threads, m, n_tasks, n_queries, own)
+        space = work_space(self.kind, config, self.team.n_threads, m, n_tasks, n_queries, own)
         self.spaces[kind] = found = space, address_table(space)
         return found
 
@@ -150,13 +153,6 @@ def formats_in(*tables: np.ndarray) -> tuple[int, ...]:
     return (*sorted({form for some in tables for form in some["form"][some["address"] != 0].tolist()}),)
 
 
-def layers_of(config: Config) -> str:
-    """The name of the kernel that runs a model's layers."""
-    dense, sparse = ("hybrid_layers", "sparse_hybrid_layers") if isinstance(config, HybridConfig) else \
-        ("decoder_layers", "sparse_layers")
-    return sparse if config.sparse_layers else dense
-
-
 def after_layers(config: Config) -> str:
     """How the names of an MTP head begin, if there is one."""
     return f"model.layers.{config.num_hidden_layers}."
@@ -169,7 +165,7 @@ def mtp_head(w: Weights) -> MTPHead:
                          for some in (w.matrices, w.vectors))
     vocabulary = Vocabulary(w.head)
     norms = [1 + w.vectors[f"{start}{name}.weight"] for name in MTP_NORMS]
-    layers = build_layers(config, matrices, vectors)._replace(head=vocabulary.matrix, norm=norms[2])
+    layers = build_layers(w.kind, config, matrices, vectors)._replace(head=vocabulary.matrix, norm=norms[2])
     layer = replace(w, config=config, layers=layers, spaces={}, logits=Reused())
     alone = layers._replace(head=w.matrices[f"{start}fc.weight"], places=layers.places[:0], eps=np.zeros(1),
                             norm=np.ones(2 * config.hidden_size, np.float32))
@@ -180,9 +176,9 @@ def mtp_head(w: Weights) -> MTPHead:
 AFTER_NORMS = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_ba"), ("gate_proj", "up_proj")
 
 
-def matrix_slots(config: Config, layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
+def matrix_slots(kind: Kind, config: Config, layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
     """Name -> (the field of Layers, the index there) of each matrix of a layer."""
-    names, sparse = DELTA if is_recurrent(config, layer) else LINEAR, layer in config.sparse_layers
+    names, sparse = kind.matrices(config, layer), layer in config.sparse_layers
     places: dict[str, tuple[str, tuple[int, ...]]] = {
         name: ("matrices", (layer, i)) for i, name in enumerate(names[:GATE] if sparse else names)}
     if sparse:
@@ -198,12 +194,12 @@ def after_norms(names: Iterable[str]) -> list[list[str]]:
     return [[name for name in names if name.split(".")[-2] in kinds] for kinds in AFTER_NORMS]
 
 
-def choose_formats(config: Config, stored: dict[str, Any], format: str | None) -> dict[str, tuple[int, ...]]:
+def choose_formats(kind: Kind, config: Config, stored: dict[str, Any], format: str | None) -> dict[str, tuple[int, ...]]:
     """Name -> its formats, see forms_of, of all matrices in the order in which kernels read them."""
     names = [[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
-    names += [[*matrix_slots(config, i)] for i in range(config.num_hidden_layers)]
+    names += [[*matrix_slots(kind, config, i)] for i in range(config.num_hidden_layers)]
     if (fc := f"{after_layers(config)}fc.weight") in stored:
-        names += [[*matrix_slots(config, config.num_hidden_layers)], [fc]]
+        names += [[*matrix_slots(kind, config, config.num_hidden_layers)], [fc]]
     forms = {name: forms_of(name, stored[name], format) for some in names for name in some}
     for together in itertools.chain.from_iterable(map(after_norms, names)):
         if len({forms[name][-1] for name in together if not is_packed(forms[name][-1])}) > 1:
@@ -212,20 +208,22 @@ def choose_formats(config: Config, stored: dict[str, Any], format: str | None) -
     return forms
 
 
-def build_layers(config: Config, matrices: dict[str, np.ndarray], vectors: dict[str, np.ndarray]) -> Layers:
+def build_layers(kind: Kind, config: Config, matrices: dict[str, np.ndarray],
+                 vectors: dict[str, np.ndarray]) -> Layers:
     """The weights as kernels find them."""
     n, n_experts = config.num_hidden_layers, experts_of(config)[0]
     found = {"matrices": np.zeros((n, len(LINEAR)), WEIGHT), "routers": np.zeros(n, WEIGHT),
              "experts": np.zeros((n, n_experts, len(EXPERT)), WEIGHT)}
     forms = np.zeros((n, 2), FORMS)
     for i in range(n):
-        slots = matrix_slots(config, i)
+        slots = matrix_slots(kind, config, i)
         for name, (field, index) in slots.items():
             found[field][index] = matrices[name][0]
         for j, names in enumerate(after_norms(slots)):
             some = [matrices[name][0].form for name in names]
             forms[i, j] = min(some), max(some)
-    return Layers(**found, **norm_fields(vectors, config), **state_fields(vectors, config), forms=forms,
+    return Layers(**found, **norm_fields(vectors, config, kind.norm_offset), **kind.fields(vectors, config),
+                  forms=forms,
                   head=matrices.get("lm_head.weight", matrices["model.embed_tokens.weight"]).copy(),
                   eps=np.array([config.rms_norm_eps]),
                   routing=np.array([(config.norm_topk_prob, n_experts > config.num_experts)], ROUTING))
@@ -244,9 +242,9 @@ def touch_pages(mappings: Iterable[mmap.mmap]) -> None:
         threading.Thread(target=touch, daemon=True).start()
 
 
-def norm_fields(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np.ndarray]:
+def norm_fields(vectors: dict[str, np.ndarray], config: Config, offset: float) -> dict[str, np.ndarray]:
     """The norms of Layers."""
-    more, none = np.float32(isinstance(config, HybridConfig)), np.zeros(config.head_dim, np.float32)
+    more, none = np.float32(offset), np.zeros(config.head_dim, np.float32)
 
     def norm(name: str) -> np.ndarray:  # a delta net has no norms of heads
         return more + vectors[name] if name in vectors else none
@@ -256,11 +254,32 @@ def norm_fields(vectors: dict[str, np.ndarray], config: Config) -> dict[str, np.
     return {"norms": norms, "head_norms": head_norms, "norm": norm("model.norm.weight")}
 
 
-def stored_tensors(folder: Folder, config: Config) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
+def stored_tensors(source: Source) -> tuple[dict[str, tuple[int, ...]], dict[str, Any]]:
     """Name -> shape, name -> tensor in the files. Raises InputError for missing and misshapen ones."""
-    shapes = join_matrices(folder.kind.shapes(config), lambda first, second: (first[0] + second[0], first[1]))
-    return shapes, (folder.packed(config, shapes, saved_tensor) if isinstance(folder, Quantized) else
-                    join_matrices(folder.tensors(config), stacked))
+    kind = kind_for(source.kind)
+    shapes = join_matrices(kind, source.kind.shapes(source.config),
+                           lambda first, second: (first[0] + second[0], first[1]))
+    return shapes, (join_matrices(kind, source.tensors, stacked) if source.saved is None else
+                    checked_saved(source, shapes, saved_tensor))
+
+
+def join_matrices(kind: Kind, tensors: Mapping[str, Any], join: Callable[[Any, Any], Any]) -> dict[str, Any]:
+    """The tensors, or their shapes, by name; of two in kind.joined, what `join` makes of them."""
+    out = dict(tensors)
+    for first, second, both in kind.joined:
+        for name in tensors:
+            if name.endswith(f".{second}.weight"):
+                start = name.removesuffix(f"{second}.weight")
+                out[f"{start}{both}.weight"] = join(out.pop(f"{start}{first}.weight"), out.pop(name))
+    return out
+
+
+def stacked(first: AnyTensor, second: AnyTensor) -> Tensor:
+    """One matrix below the other."""
+    dtype, data = first.dtype, [first.data, second.data]
+    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and dtype == second.dtype):
+        dtype, data = "F32", [to_float32(first), to_float32(second)]
+    return Tensor(dtype, np.concatenate(data), first.mapping)
 
 
 def saved_tensor(name: str, shape: tuple[int, ...], form: str) -> tuple[str, tuple[int, ...]]:

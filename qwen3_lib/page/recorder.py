@@ -10,7 +10,7 @@ import functools
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from inspect import getsource
 from pathlib import Path
 from types import CellType, FunctionType
@@ -105,7 +105,7 @@ class Recorder:
         self._names[id(model.weights["lm_head"])] = "lm_head"  # not "embed_tokens", which may be the same array
         self.linear = list(getattr(model.config, "linear_layers", ()))  # the delta nets of a Qwen3.5
         self.attending = [i for i in range(model.config.num_hidden_layers) if i not in self.linear]
-        self.modules = [qwen3, qwen3_5] if hasattr(model.config, "linear_layers") else [qwen3]
+        self.modules = [qwen3, *{sys.modules[model.source.kind.layer.__module__]} - {qwen3}]
         names = {name: value for module in self.modules for name, value in vars(module).items()}
         names |= {name: copied(function, names) for name, function in names.items()
                   if isinstance(function, FunctionType) and function.__module__ in ("qwen3", "qwen3_5")}
@@ -124,7 +124,9 @@ class Recorder:
         line = getsource(qwen3).partition("embed_tokens(model, new)")[0].count("\n") + 1
         now.steps.append(Step("embedding", "embed_tokens", -1, "qwen3.py", line, new.x.shape,
                               time.perf_counter() - start, new.x.nbytes, 0, lengths(new.x, 0)))
-        logits, _ = copied(qwen3.run_pass, self._functions)(self.model, new, self._functions["decoder_layer"])
+        kind = replace(self.model.source.kind, layer=self._functions["decoder_layer"])
+        recorded = replace(self.model, source=replace(self.model.source, kind=kind))
+        logits, _ = copied(qwen3.run_pass, self._functions)(recorded, new)
         now.logits, logits = logits[-1], logits if all_logits else logits[0]
         now.seconds = sum(step.seconds for step in now.steps)
         now.length, now.capacity = cache.length, cache.k.shape[2]
@@ -138,8 +140,8 @@ class Recorder:
         cache = self.model.engine.new_cache(self.model.config)
         setattr(cache, "borders", lambda token_ids, ends: [])
         setattr(cache, "attend", functools.partial(self._recorded("attend", type(cache).attend), cache))
-        if isinstance(cache, qwen3_5.HybridCache):
-            setattr(cache, "recall", functools.partial(copied(qwen3_5.HybridCache.recall, self._functions), cache))
+        if (recall := getattr(type(cache), "recall", None)) is not None:
+            setattr(cache, "recall", functools.partial(copied(recall, self._functions), cache))
         return cache
 
     def _recorded(self, name: str, function: Callable[..., Any]) -> Callable[..., Any]:

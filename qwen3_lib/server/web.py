@@ -26,7 +26,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3 import InputError, Model, log
-from qwen3_asr import Sounds, sounds_of
+from qwen3_asr import hears, sounds_of
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen, as_sent, chat_prompt, chat_request,
                                   flag, known, sent_names, text_request, whole)
@@ -373,7 +373,7 @@ class Server:
         model = self.worker.model
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
                  "max_model_len": self.longest, "input_modalities": [
-                     "text", *["image"] * sees(model), *["audio"] * isinstance(model.media, Sounds)]}
+                     "text", *["image"] * sees(model), *["audio"] * hears(model)]}
         if (wanted := request.path_params.get("name", self.name)) != self.name:
             raise Refusal(404, f"there is no model {brief(wanted)}, but {self.name}", "model", "model_not_found")
         return JSONResponse(about if request.path_params else {"object": "list", "data": [about]})

@@ -657,7 +657,7 @@ class Sequence:
         self.token_ids.append(token)
         self.ids[-1] = token
         reasons = [reason for each in self.processors if (reason := each.after(token))]
-        if reasons or len(self.token_ids) == self.limit:
+        if reasons or len(self.token_ids) >= self.limit:  # 0: a full cache; a last token needs no place
             self.end(reasons[0] if reasons else "length")
         return [token]
 

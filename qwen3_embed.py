@@ -154,7 +154,6 @@ def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], ins
     if seeing and len(documents) > SEEN_TOGETHER:
         return np.concatenate([rerank(model, query, documents[i:i + SEEN_TOGETHER], instruction, truncate)
                                for i in range(0, len(documents), SEEN_TOGETHER)])
-    task = f"<Instruct>: {SEARCH if instruction is None else instruction}\n<Query>: {query}\n<Document>: "
     if head is None:  # two rows [hidden_size], not the whole vocabulary
         words = [token_id(model, word, f"not a reranker: its tokenizer has no token {word!r}; take a model such as "
                           "Qwen/Qwen3-Reranker-0.6B") for word in ("no", "yes")]
@@ -163,14 +162,15 @@ def rerank(model: Model, query: str | Seen, documents: Iterable[str | Seen], ins
     else:
         weight = head.weight[0]
     before, after = ids_of_text(model, PREFIX), ids_of_text(model, SUFFIX) + ending(model)
-    n_task = len(ids_of_text(model, task))
     if seeing:
         start = f"<Instruct>: {RELEVANT if instruction is None else instruction}<Query>:"
         asked = [*parts_of(start, 1280), *parts_of(query, 1280), *parts_of("\n<Document>:", 1280)]
         bodies = [seen_body(model, JUDGE, asked + parts_of(document, 1280), shown) for document in documents]
         before, after, n_task, truncate = [], ending(model), 0, False
     else:
-        bodies = [ids_of_text(model, task + document, truncate) for document in documents]
+        task = f"<Instruct>: {SEARCH if instruction is None else instruction}\n<Query>: {query}\n<Document>: "
+        bodies, n_task = [ids_of_text(model, task + document, truncate) for document in documents], \
+            len(ids_of_text(model, task))
     last = pooled_states(model, before, bodies, after, truncate, n_task, model.config.context_length,
                          lambda states, ids: states[-1 if head is None else head.last(ids)])
     states = np.array(last, np.float32).reshape(len(bodies), model.config.hidden_size)

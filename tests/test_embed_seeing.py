@@ -1,4 +1,5 @@
 """Qwen3-VL-Embedding and Qwen3-VL-Reranker, on random weights: texts and pictures, compared with transformers."""
+import io
 import json
 import shutil
 from dataclasses import replace
@@ -6,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import tokenizers
+from PIL import Image
 
 import qwen3_embed
 from configs import ROOT, vl_config
@@ -155,3 +157,13 @@ def test_scores(engine, both):
             state = last_state(theirs, model, f"{BEFORE}{both_texts}<|im_end|>\n<|im_start|>assistant\n",
                                images + more, 1280)
             assert abs(score - 1 / (1 + np.exp(-state @ (yes - no)))) < 1e-4
+
+
+def test_a_picture_in_bytes_may_be_the_query(both):
+    """However large: only its size in tokens counts, not how Python shows it."""
+    model, png = load("qwen3", both[0]), io.BytesIO()
+    pixels = np.random.default_rng(0).integers(0, 256, (400, 400, 3), np.uint8)
+    Image.fromarray(pixels).save(png, "png")
+    scores = [qwen3_embed.rerank(model, {"image": query}, ["bees"])
+              for query in (png.getvalue(), Image.fromarray(pixels))]
+    assert len(png.getvalue()) > 400_000 and np.array_equal(*scores)

@@ -145,6 +145,15 @@ def test_any_split_gives_the_same_logits(model, sizes, data):
         assert close(qwen3.forward(model, [ids[i]], cache), whole[i])
 
 
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_an_answer_ends_where_its_cache_does(model, room):
+    """The last token needs no place in the cache: a cache as long as the prompt has room for one."""
+    cache = qwen3.KVCache(model.config, 5 + room)
+    sequence = qwen3.Sequence(model, [1, 2, 3, 4, 5], eos_token_ids=())
+    assert len([*qwen3.run(model, sequence, sequence.resume(cache))]) == max(room, 1)
+    assert sequence.finish_reason == "length"
+
+
 @pytest.mark.parametrize("n", [6, 7, 8, 13, 14, 15, 50])
 def test_chunks_inside_forward(model, monkeypatch, n):
     """Whatever goes through the layers together, the logits are the same; one row without all_logits."""

@@ -22,6 +22,7 @@ from qwen3_lib.app.openai import Refusal
 from serving import FRANCE, PARIS, Served, endless, openai, received, started, streamed, until, web
 from qwen3_lib.server import rendering, vetting
 from qwen3_lib.server.rendering import Renderer
+from qwen3_lib.server.worker import Worker
 from tokenizer_utils import Tokenizer
 
 
@@ -219,6 +220,16 @@ def test_requests_and_failures_are_logged_without_texts(demo, caplog, monkeypatc
     assert re.fullmatch(r"POST /tokenize 200, \d+\.\d\d s", ours[0].getMessage()) and "secret" not in caplog.text
     [failure] = [record for record in ours if record.levelname == "ERROR"]
     assert "/detokenize" in failure.getMessage() and failure.exc_info[0] is ZeroDivisionError
+
+
+def test_a_signal_before_the_worker_begins_ends_it_all_the_same():
+    async def begun():
+        worker = Worker(threading.Event().wait, 1, lambda error: None)  # it loads for ever
+        worker.end(-1)  # SIGTERM, a second ago
+        worker.start()
+        await asyncio.wait_for(worker.over.wait(), 5)
+
+    asyncio.run(begun())
 
 
 @pytest.mark.parametrize("options, words", [

@@ -64,16 +64,20 @@ class Worker:
         self.ends_at: float | None = None  # when all that runs is given up
         self.over = asyncio.Event()  # set a second after that: then nothing is waited for
         self.thread = threading.Thread(target=self.work, name="worker", daemon=True)
+        self.loop: Any = None  # since `start`
 
     def start(self) -> None:
         """Begins to load; to be called in the event loop."""
         self.loop = asyncio.get_running_loop()
+        if self.ends_at is not None:  # a signal came before
+            self.loop.call_later(max(self.ends_at + 1 - time.monotonic(), 0), self.over.set)
         self.thread.start()
 
     def end(self, seconds: float) -> None:
         """Gives up in so many seconds what then still runs; may be called by a signal."""
         self.ends_at = time.monotonic() + seconds
-        self.loop.call_soon_threadsafe(self.loop.call_later, seconds + 1, self.over.set)
+        if self.loop is not None:
+            self.loop.call_soon_threadsafe(self.loop.call_later, seconds + 1, self.over.set)
 
     @property
     def model(self) -> Model:

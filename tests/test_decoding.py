@@ -3,12 +3,14 @@
 The server is a real process, whose `ffmpeg` is a script.
 """
 import contextlib
+import gc
 import os
 import select
 import signal
 import socket
 import subprocess
 import sys
+import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -204,6 +206,25 @@ def test_uploads_that_come_in_part(fake, monkeypatch):
         for half in halves:
             half.close()
         until(lambda: served.ask(TRANSCRIPTIONS, *form(SPEECH))[0] == 200)
+
+
+def test_nothing_of_an_upload_stays(fake):
+    """Heard, refused, left at several moments: without the garbage collector, because nothing holds itself."""
+    fake(ENDLESS)
+    body, headers = form(OTHER)
+    head = f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
+    with Served(qwen3.load_model(HEARING), slots=1) as served:
+        gc.collect()
+        gc.disable()
+        try:
+            for seconds in (0, 0.2, 0.4, 0.6, 0.8, 1, 2):
+                with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
+                    connection.sendall(f"{head}Content-Type: {headers['Content-Type']}\r\n\r\n".encode() + body)
+                    time.sleep(seconds)
+            assert [served.ask(TRANSCRIPTIONS, *form(sound))[0] for sound in (SPEECH, SPEECH[:99])] == [200, 400]
+            until(lambda: not any(isinstance(each, Upload) for each in gc.get_objects()))
+        finally:
+            gc.enable()
 
 
 LITTLE = """# room on the disk

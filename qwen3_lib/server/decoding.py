@@ -43,7 +43,8 @@ class Upload:
         self.ended = True
         if self.child is not None:
             kill(self.child)
-        self.user.add_done_callback(lambda _: self.file.close())
+        user, self.user = self.user, Future()  # an exception in it would hold what holds this
+        user.add_done_callback(lambda _: self.file.close())
 
     def open(self) -> Recording:
         """The sound, once. Raises InputError for what can't be read."""
@@ -52,11 +53,12 @@ class Upload:
             sound = self.decoded()
         return replace(sound, blocks=self.until_closed(sound.blocks))
 
-    def until_closed(self, blocks: Iterator[np.ndarray]) -> Iterator[np.ndarray]:
-        for block in blocks:
-            if self.ended:
-                raise InputError("the sound: given up")
-            yield block
+    def until_closed(self, blocks: Any) -> Iterator[np.ndarray]:
+        with contextlib.closing(blocks):
+            for block in blocks:
+                if self.ended:
+                    raise InputError("the sound: given up")
+                yield block
 
     def decoded(self) -> Recording:
         """The sound by a child, which says what is wrong if it can't be read."""

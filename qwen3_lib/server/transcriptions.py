@@ -169,7 +169,7 @@ class Speech(SpeechRequest):
                          body.get("prompt", ""), longest, LONGEST_PART if self.form in STREAMED else SUBTITLE)
         if self.aligner is not None:
             check_aligner(self.aligner, self.language)
-        self.requests, self.work = self.asks(), self.sound.user
+        self.requests = self.asks()
 
     def open(self) -> Recording:
         sound = self.sound.open()
@@ -190,13 +190,13 @@ class Speech(SpeechRequest):
             self.samples = np.empty(0, np.float32)  # a connection that stays open holds this object
 
         self.worker.release(self.jobs)
-        self.work.cancel()
-        self.work.add_done_callback(drop)
+        self.sound.user.cancel()
+        self.sound.user.add_done_callback(drop)
 
     async def heard(self, work: Callable[..., Any], *given: Any) -> AsyncIterator[Any]:
         """None, a sign of life, while an ear works; and then the work's result."""
-        self.work = self.sound.user = self.ears.threads.submit(work, *given)
-        result, over = asyncio.wrap_future(self.work), asyncio.ensure_future(self.worker.over.wait())
+        self.sound.user = self.ears.threads.submit(work, *given)
+        result, over = asyncio.wrap_future(self.sound.user), asyncio.ensure_future(self.worker.over.wait())
         result.add_done_callback(lambda result: result.cancelled() or result.exception())  # if nobody waits any more
         try:
             while not result.done():

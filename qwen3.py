@@ -436,7 +436,7 @@ class Pass(NamedTuple):
 def embed_tokens(model: Model, ids: np.ndarray) -> np.ndarray:
     """The vectors of tokens [n] -> [n, hidden_size]: rows of embed_tokens, or what a tower has made of a picture."""
     x = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0))
-    if (seen := ids < 0).any():
+    if model.media is not None and (seen := ids < 0).any():
         x[seen] = model.media.vectors(ids[seen])[0]
     return x
 
@@ -446,24 +446,24 @@ def passes(model: Model, parts: list[NextTokens], states: bool = False) -> Itera
 
     Raises InputError if a cache has no room for its tokens.
     """
-    media, ids = model.media, np.concatenate([part.token_ids for part in parts])
+    media, ids = model.media, together([part.token_ids for part in parts])
     ends = list(itertools.accumulate(len(part.token_ids) for part in parts))
-    positions = np.concatenate([part.cache.reserve(len(part.token_ids), part.guesses) for part in parts])
+    positions = together([part.cache.reserve(len(part.token_ids), part.guesses) for part in parts])
     if media is not None:
-        positions = np.concatenate([media.positions(cache.token_ids[:cache.length], new) for cache, new, *_ in parts])
-    wanted = np.concatenate([np.arange(end - part.wanted, end) for part, end in zip(parts, ends)])
+        positions = together([media.positions(cache.token_ids[:cache.length], new) for cache, new, *_ in parts])
+    wanted = together([np.arange(end - part.wanted, end) for part, end in zip(parts, ends)])
     stops = {0, *range(0, len(ids), CHUNK), len(ids)}
     for part, end in zip(parts, ends):
         stops |= {end - len(part.token_ids) + n for n in part.cache.borders(part.token_ids, model.eos_token_ids)}
     for start, stop in itertools.pairwise(sorted(stops)):
-        new, added = ids[start:stop], np.empty((0, stop - start, model.config.hidden_size), np.float32)
-        if (seen := new < 0).any() and len(deep := media.vectors(new[seen])[1:]):  # deepstack
-            added = np.zeros((len(deep), *added.shape[1:]), np.float32)
+        new, added = ids[start:stop], np.empty((0, 0, 0), np.float32)
+        if media is not None and (seen := new < 0).any() and len(deep := media.vectors(new[seen])[1:]):  # deepstack
+            added = np.zeros((len(deep), len(new), model.config.hidden_size), np.float32)
             added[:, seen] = deep
         rows = [(part.cache, slice(max(end - len(part.token_ids), start) - start, min(end, stop) - start))
                 for part, end in zip(parts, ends) if end - len(part.token_ids) < stop and start < end]
-        yield Pass(new, embed_tokens(model, new), positions[start:stop], rows,
-                   wanted[(wanted >= start) & (wanted < stop)] - start, states, added)
+        here = wanted if len(stops) == 2 else wanted[(wanted >= start) & (wanted < stop)] - start
+        yield Pass(new, embed_tokens(model, new), positions[start:stop], rows, here, states, added)
 
 
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits

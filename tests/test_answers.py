@@ -25,7 +25,7 @@ from tokenizer_utils import Answer, AnswerReader, Tokenizer, parse_answer
 from qwen3_lib.generation.completion import AnswerText, Completion
 from qwen3_lib.generation.options import AnswerOptions, GivenOptions
 from qwen3_lib.generation.score import SCORED, score
-from qwen3_lib.generation.processors import ThinkBudget
+from qwen3_lib.generation.processors import most_likely, ThinkBudget
 from qwen3_lib.generation.tools import tool_schema
 from qwen3_lib.app.records import JobSettings, request_of_row
 from qwen3_lib.io.errors import encoded
@@ -252,6 +252,14 @@ def exact_logprobs(logits):
     """log-softmax in float64, written as it is defined."""
     x = logits.astype(np.float64) - logits.max(axis=-1, keepdims=True)
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
+
+
+@fuzz(50)
+def test_the_most_likely_tokens_are_those_of_a_whole_sort(rng):
+    x = np.array([rng.choice([0, 0.5, 1, rng.random()]) for _ in range(rng.randint(1, 40))], np.float32)
+    for n in (0, 1, rng.randint(1, 50), 10**30):
+        assert most_likely(x, n).tolist() == np.argsort(-x, kind="stable")[:n].tolist()
+    return len(x) > 1
 
 
 @fuzz(100, refused=False)

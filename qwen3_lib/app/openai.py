@@ -51,6 +51,7 @@ class Refusal(InputError):
 # ---- Requests --------------------------------------------------------------------------------------------------------
 
 MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
+MOST_BIASES, LONGEST_SALT = 2**15, 1024  # tokens of logit_bias; characters of cache_salt
 RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
            "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
            "repeat_penalty": "repetition_penalty"}
@@ -170,6 +171,8 @@ def body_options(defaults: dict[str, Any], body: Body) -> AnswerOptions:
     for name, none in (("top_k", 0), ("seed", None), ("max_new_tokens", None)):
         if given.get(name) == -1:  # as vLLM, llama.cpp and LM Studio write it
             given[name] = none
+    if isinstance(bias := given.get("logit_bias"), dict) and len(bias) > MOST_BIASES:
+        raise Refusal(400, f"logit_bias has {len(bias):,} tokens; at most {MOST_BIASES:,} are taken", "logit_bias")
     if flag(body, "ignore_eos"):
         given["eos_token_ids"] = ()
     try:
@@ -190,8 +193,8 @@ def request_of(kind: str, body: Body, prompts: list[list[int]], options: AnswerO
             raise Refusal(400, f"the prompt has {len(prompt)} tokens and leaves no room for an answer: the context has "
                           f"{longest} tokens, and the prompt is {len(prompt) + 1 - longest} tokens too long", field,
                           "context_length_exceeded")
-    if not isinstance(salt := body.get("cache_salt", ""), str):
-        raise Refusal(400, "cache_salt must be a text", "cache_salt")
+    if not isinstance(salt := body.get("cache_salt", ""), str) or len(salt) > LONGEST_SALT:
+        raise Refusal(400, f"cache_salt must be a text of at most {LONGEST_SALT:,} characters", "cache_salt")
     each = [options if options.seed is None else replace(options, seed=options.seed + i) for i in range(n)]
     return GenerationRequest(kind, n, [(prompt, one) for prompt in prompts for one in each], flag(body, "stream"),
                              flag(body.get("stream_options", {}), "include_usage"), sum(map(len, prompts)), salt,

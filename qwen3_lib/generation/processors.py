@@ -125,6 +125,13 @@ def log_softmax(logits: np.ndarray) -> np.ndarray:
     return x
 
 
+def most_likely(x: np.ndarray, n: int) -> np.ndarray:
+    """The indices of the n largest of x [n_all], the largest first, of equal ones the lower index first."""
+    n = min(n, len(x))
+    at_least = np.flatnonzero(x >= np.partition(x, len(x) - n)[len(x) - n]) if n else np.empty(0, int)  # 1/8 of a sort
+    return at_least[np.argsort(-x[at_least], kind="stable")[:n]]
+
+
 class Logprobs(Processor):
     """Notes the log-probability of each token and of the n most likely ones, from the model's own logits."""
 
@@ -138,7 +145,7 @@ class Logprobs(Processor):
     def after(self, token: int | None) -> str | None:
         if token is not None:
             x = log_softmax(self.logits)
-            best: Any = np.argsort(-x, kind="stable")[:self.n] if self.n else []
+            best: Any = most_likely(x, self.n)
             top = [(int(i), float(x[i])) for i in best]
             self.found.append(TokenLogprob(token, float(x[token]), top, self.tokenizer.decode([token])))
         return None

@@ -41,7 +41,7 @@ from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stop
 from qwen3_vision import sees
 
 LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body; seconds until it comes
-LARGE_BODY = 2**20  # bytes; a larger one waits for others that are: checking it takes a second of Python
+LARGE_BODY = 2**17  # bytes; a larger one waits for others that are: checking it may take a second of Python
 MOST_COMMAS = 2**19  # in a body: parsing millions of small values would hold up the others for seconds
 THREADS = 64  # for what requests compute beside the event loop and the model
 CHAT_PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "

@@ -257,20 +257,19 @@ class Tokenizer:
     def encode(self, text: str, add_special_tokens: bool = True, as_text: bool = False) -> list[int]:
         """Token ids of a text, as transformers gives them; special tokens written out in the text become their ids.
 
-        add_special_tokens runs the model's post-processor (an embedding model's appends `<|endoftext|>`); with as_text,
-        there is none, and all tokens written out, added ones like `<think>` too, stay text.
+        add_special_tokens runs the model's post-processor (an embedding model's appends `<|endoftext|>`). With as_text,
+        it doesn't run, and all added tokens written out, `<think>` too, stay text.
         """
         try:
             text.encode("utf-8")
         except UnicodeEncodeError as error:
             where = brief(repr(text[:error.start + 1].rpartition("\n")[2][-20:]))
             raise InputError(f"the text is not valid Unicode: {where} ends with a lone surrogate") from error
-        with library_errors("cannot encode the text"):
+        with library_errors("cannot encode the text"):  # `encode` is slower, and other threads would wait for it
             if as_text:
-                normal = self.backend.normalizer.normalize_str(text) if self.backend.normalizer else text
-                pieces = self.backend.pre_tokenizer.pre_tokenize_str(normal)
-                return [token.id for piece, _ in pieces for token in self.backend.model.tokenize(piece)]
-            # `encode` is slower, and other threads would wait for it
+                text = self.backend.normalizer.normalize_str(text) if self.backend.normalizer else text
+                return [token.id for piece, _ in self.backend.pre_tokenizer.pre_tokenize_str(text)
+                        for token in self.backend.model.tokenize(piece)]
             return self.backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)[0].ids
 
     def token_bytes(self, token_id: int, skip_special_tokens: bool = False) -> bytes:

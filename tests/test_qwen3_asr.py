@@ -189,6 +189,14 @@ def test_an_answer_has_a_language_and_a_text(answer, language, expected):
     assert language_and_text(answer, language) == expected
 
 
+@pytest.mark.parametrize("change", [lambda weight: weight[:-1], lambda weight: weight * np.nan], ids=["narrow", "NaN"])
+def test_towers_that_give_no_embeddings(path, change):
+    sounds = qwen3.load_model(path, tokenizer=False).media
+    for name in ("proj2.weight", "proj2.bias"):
+        sounds.weights[name] = change(sounds.weights[name])
+    assert "the tower gives no 128 finite numbers" in message_of(sounds.hear, voice(9_000))
+
+
 def test_a_model_that_cant_hear(demo):
     assert "can't hear" in message_of(qwen3_asr.transcribe, demo, (voice(9_000), 16_000))
 
@@ -222,10 +230,13 @@ def test_tokens_in_a_context_are_text(path, token):
 
 
 def test_a_sound_is_computed_once(model, monkeypatch):
-    heard = model.media.hear(voice(20_000))
+    first, *others = [model.media.hear(voice(20_000, i)).number for i in range(5)]
     monkeypatch.setattr(qwen3_asr, "audio_tower", None)
-    assert model.media.hear(voice(20_000).copy()) is heard
+    gc.collect()
+    assert [model.media.hear(voice(20_000, i).copy()).number for i in range(1, 5)] == others
     monkeypatch.undo()
+    heard = model.media.hear(voice(20_000))
+    assert heard.number != first
     assert model.media.hear(voice(20_001)).number != heard.number
 
 
@@ -298,6 +309,18 @@ def test_the_mean_of_two_channels(tmp_path):
     (tmp_path / "a.wav").write_bytes(wav_of(numbers))
     found = samples_in_wav(str(tmp_path / "a.wav"))
     assert found.dtype == np.float32 and np.abs(found - numbers.mean(axis=1) / 2**15).max() < 1e-6
+
+
+def test_a_sounds_prompt_without_the_library(path, tmp_path):
+    """A system prompt is a context, unless there is one; the language by its name or code."""
+    numbers = np.round(voice(30_000) * 30_000).astype("<i2")[:, None]
+    (tmp_path / "a.wav").write_bytes(wav_of(numbers))
+    model = qwen3.load_model(path)
+    sound = model.media.hear(samples_in_wav(str(tmp_path / "a.wav")))
+    for given, wanted in (((None, None, None), ("", "")), (("de", "Ada", None), ("German", "Ada")),
+                          ((None, None, "Bob"), ("", "Bob")), (("Thai", "Ada", "Bob"), ("Thai", "Ada"))):
+        found = qwen3_asr.chat(model, str(tmp_path / "a.wav"), *given, None, max_tokens=1)
+        assert found.sequence.prompt.tolist() == speech_prompt(model, sound, *wanted).tolist()
 
 
 def test_three_files_alone(alone, path, tmp_path):

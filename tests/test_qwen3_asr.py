@@ -197,6 +197,11 @@ def test_towers_that_give_no_embeddings(path, change):
     assert "the tower gives no 128 finite numbers" in message_of(sounds.hear, voice(9_000))
 
 
+def test_a_sound_too_long_to_be_heard_as_one(path):
+    hear = qwen3.load_model(path, tokenizer=False).media.hear
+    assert "at most 1,260 s" in message_of(hear, np.zeros(1_260 * 16_000 + 1, np.float32))
+
+
 def test_a_model_that_cant_hear(demo):
     assert "can't hear" in message_of(qwen3_asr.transcribe, demo, (voice(9_000), 16_000))
 

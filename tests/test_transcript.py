@@ -167,6 +167,14 @@ def test_a_transcript_goes_on_behind_its_first_parts(model, sound, language):
     assert len(whole.parts) > 2 and whole.seconds == found.seconds == 40
 
 
+def test_a_transcript_that_is_closed(model, sound):
+    """It keeps what was heard, and hears no more."""
+    found = transcribe(model, sound, "en", max_tokens=5, longest_part=9)
+    first = next(found)
+    found.close()
+    assert found.text == first != "" and [*found] == found.parts == [] and found.seconds == 0
+
+
 def test_how_long_a_text_is(model):
     """Unless somebody sets a limit: as many tokens as its sound has, and 64 more."""
     for n_samples, n_tokens in ((16_000, 13), (40_000, 33)):

@@ -498,6 +498,13 @@ def test_parse_answer(text, opened, expected):
     assert parse_answer(text, opened) == expected
 
 
+def test_a_tag_is_given_as_soon_as_it_is_whole():
+    reader = AnswerReader()
+    assert [reader.push(piece) for piece in ("<thi", "nk>", "\nhm", "\n", "</think>", "\n\n", "Hi")] == [
+        [], [("tag", "<think>")], [("tag", "\n"), ("thinking", "hm")], [], [("tag", "\n</think>")], [("tag", "\n\n")],
+        [("content", "Hi")]]
+
+
 @pytest.mark.parametrize("arguments", ["[" * 100_000, "[" * 100_000 + "]" * 100_000, "9" * 5000, "{'a': 1}", "",
                                        "NaN", "[-Infinity]", '{"a": 1e999}'])
 def test_hostile_tool_calls_stay_text(arguments):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import PERU
-from qwen3_lib.app.openai import Door, Refusal, chat_choice, chat_request
+from qwen3_lib.app.openai import Door, Refusal, chat_choice, chat_request, text_request
 from qwen3_lib.generation.completion import Completion
 from tokenizer_utils import parse_answer
 
@@ -46,6 +46,22 @@ def test_minus_one_is_no_limit_and_no_seed(demo, field, option, value):
     with pytest.raises(Refusal, match=f"^{field} ") as refused:
         asked(demo, **{field: -2})
     assert refused.value.param == field
+
+
+def test_how_many_of_a_thing_a_request_may_ask_for(demo):
+    """Choices, logprobs, prompts: the most, and one more."""
+    door, more = Door(1000), {"messages": ASKED, "logprobs": True}
+    assert chat_request(demo, more | {"top_logprobs": 20}, door).answers[0][1].logprobs == 20
+    assert len(chat_request(demo, {"messages": ASKED, "n": 8}, door).answers) == 8
+    assert len(text_request(demo, {"prompt": ["a"] * 128}, door).answers) == 128
+    assert text_request(demo, {"prompt": "a", "logprobs": 20}, door).answers[0][1].logprobs == 20
+    for make, body, field in ((chat_request, more | {"top_logprobs": 21}, "top_logprobs"),
+                              (chat_request, {"messages": ASKED, "n": 9}, "n"),
+                              (text_request, {"prompt": ["a"] * 129}, "prompt"), (text_request, {"prompt": []}, "prompt"),
+                              (text_request, {"prompt": "a", "logprobs": 21}, "logprobs")):
+        with pytest.raises(Refusal) as refused:
+            make(demo, body, door)
+        assert (refused.value.status, refused.value.param) == (400, field)
 
 
 def test_answers_that_go_on_behind_their_end(demo):

@@ -21,6 +21,7 @@ from helpers import assert_looks, axe_core
 from hearing import make_hearing, voice, wav_of
 from qwen3_asr import transcribe
 from qwen3_lib.app.subtitles import file_text
+from qwen3_lib.generation.processors import StopLoops
 from qwen3_lib.server import decoding, transcriptions
 from serving import TRANSCRIPTIONS, Served, form, received, until
 
@@ -325,6 +326,14 @@ def test_a_file_of_sounds(model, results):
     assert status == 0 and short["text"] == transcribe(model, SOUND).text
     assert (long["id"], long["text"], long["seconds"]) == ("b", expected.text, 75) and len(long["parts"]) == 4
     assert (named["language"], named["text"]) == ("French", transcribe(model, SOUND, "fr", "Ada", max_tokens=9).text)
+
+
+def test_a_sound_whose_text_goes_round_in_circles(results, monkeypatch):
+    for name, value in (("SIZE", 2), ("LEAST", 8), ("WINDOW", 16), ("FEW", 0)):
+        monkeypatch.setattr(StopLoops, name, value)
+    again = {"audio": "a.wav", "logit_bias": {"40": 100}}
+    status, (ended, whole) = results(again, again | {"stop_loops": False})
+    assert [each["parts"][0]["finish_reason"] for each in (ended, whole)] == ["loop", "length"]
 
 
 def test_sounds_that_a_job_cant_read(results):

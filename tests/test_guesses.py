@@ -1,6 +1,7 @@
 """qwen3_lib/generation/guesses.py and steps.py: guessed tokens change no answer, and as many are made as pay."""
 import dataclasses
 import itertools
+import random
 
 import numpy as np
 import pytest
@@ -8,7 +9,7 @@ import pytest
 import qwen3
 from helpers import message_of, with_engine, with_logits
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.guesses import Draft, Lookup, Proposer, Speculator
+from qwen3_lib.generation.guesses import MTP, Draft, Lookup, Proposer, Speculator
 from qwen3_lib.generation.steps import Run, step
 
 pytestmark = pytest.mark.core
@@ -19,8 +20,8 @@ def test_guesses_end_with_the_context(model):
         def guess(self, sequence, cache, n):
             return [1] * n
 
-        def length(self, plain, beside):
-            return self.n
+        def length(self, beside=0):
+            return self.most
 
     prompt = [1] * (model.config.context_length - 3)
     answer = Completion(model, prompt, draft=Wrong(8), logit_bias={2: 100}, eos_token_ids=(), temperature=0).finish()
@@ -49,29 +50,54 @@ def test_right_guesses_save_passes(model):
     run.cache.reserve(100)
     while sequence.finish_reason is None:
         step(with_engine(model, run=following), [run])
-        guesses.plain, guesses.sources[0].check = 1.0, 0.0
-    assert sequence.token_ids == [3, 4, 1, 2] * 5 and passes == 5
+    assert sequence.token_ids == [3, 4, 1, 2] * 5 and passes == 5  # with 0, 3, 4, 4 and 4 guesses
+    assert (guesses.passes, guesses.guessed, guesses.accepted) == (5, 15, 15)
 
 
-@pytest.mark.parametrize("right, make, check, beside, expected", [
-    (1, 0, 0, 0, 8), (0.5, 0.5, 0.6, 0, 0), (0.9, 0.3, 0.05, 0, 4), (0.9, 0.3, 0.05, 1, 2), (0.9, 0.3, 0.05, 3, 0),
-    (0, 0.1, 0.1, 0, 0), (0.7, 0.3, 0.05, 0, 2)])
-def test_as_many_guesses_as_pay(right, make, check, beside, expected):
-    """n guesses give beside + 1 + r + r² + … tokens for 1 + n (make + check) seconds: the best n of this table."""
-    source = Lookup(8)
-    source.right, source.make, source.check = right, make, check
-    assert source.length(1.0, beside) == expected
-    if expected == 0:  # then one is tried again after a while
-        assert [source.length(1.0) for _ in range(Proposer.PAUSE)] == [0] * (Proposer.PAUSE - 1) + [1]
+def test_one_guess_more_after_a_right_pass_and_one_fewer_after_another():
+    source, found = Lookup(4), list[int]()
+    for share in [1] * 4 + [0.9] * 2 + [1]:
+        found.append(n := source.length())
+        source.learn(n, int(share * n))
+    assert found == [3, 4, 4, 4, 4, 3, 2] and source.length() == 3
 
 
-@pytest.mark.parametrize("right, expected", [(0, 0), (1, 3), (4, 8)])
-def test_a_source_learns_how_many_guesses_pay(right, expected):
-    """From passes of 1.2 s in place of 1 s: always wrong, right every second time (see above), always right."""
-    source = Lookup(8)
-    for _ in range(99):
-        source.learn(4, right, 1.2, 1.0)
-    assert source.length(1.0) == expected
+def speed(source, share, others=0, passes=4000):
+    """Tokens in the time of a pass without guesses, where each guess is right with this probability."""
+    rng, tokens, time = random.Random(0), 0, 0.0
+    for _ in range(passes):
+        n = source.length(others)
+        right = next((i for i in range(n) if rng.random() >= share), n)
+        if n:
+            source.learn(n, right)
+        tokens, time = tokens + 1 + right, time + 1 + source.PRICE * n * (1 + others)
+    return tokens / time
+
+
+@pytest.mark.parametrize("source", [lambda: Lookup(6), lambda: MTP(None), lambda: NoModel()])
+@pytest.mark.parametrize("share, least", [(0.25, 0.95), (0.5, 0.9), (0.75, 0.85), (0.9, 0.92), (0.95, 0.96), (1, 0.99)])
+def test_nearly_as_many_guesses_as_pay(source, share, least):
+    """k guesses give 1 + r + r² + … + r^k tokens for 1 + k PRICE passes: beside the best k, or none."""
+    best = max(sum(share ** i for i in range(k + 1)) / (1 + k * source().PRICE) for k in range(source().most + 1))
+    assert speed(source(), share) > least * best
+
+
+@pytest.mark.parametrize("source", [lambda: Lookup(8), lambda: MTP(None), lambda: NoModel()])
+def test_guesses_that_are_never_right_cost_nearly_nothing(source):
+    assert speed(source(), 0) > 0.985 and speed(source(), 0, passes=100) > 0.965
+    assert speed(late := source(), 1, passes=100) > 2 and speed(late, 0) > 0.98 and speed(late, 1) > 2
+
+
+def test_guesses_among_other_sequences():
+    """All wait for a guess, so fewer pay, and none where a guess costs half a pass."""
+    assert [MTP(None).length(others) for others in (0, 3, 4, 30)] == [3, 3, 0, 0]
+    assert speed(MTP(None), 0.9, 1) > 1.8 and speed(MTP(None), 0.9, 3) > 1.3
+    assert all(speed(MTP(None), share, others) > 0.945 for share in (0, 0.25, 0.5) for others in (1, 2, 3, 4, 30))
+
+
+class NoModel(Draft):
+    def __init__(self):
+        Proposer.__init__(self, self.MOST)
 
 
 def test_a_draft_may_have_more_rows_or_a_shorter_context_than_the_model(model):
@@ -89,7 +115,7 @@ def test_a_draft_with_the_same_weights_guesses_right(model):
     calls = itertools.count()
 
     draft = Draft(with_logits(model, lambda logits, _: logits[:, ::-1] if next(calls) == 4 else logits), model)
-    draft.length = lambda *_: 4
+    draft.length = lambda beside: 4
     for prompt, wrong in (([1, 2, 3], {1, 2, 3, 4}), ([1, 4], {0})):
         guesses = Completion(model, prompt, max_new_tokens=60, seed=3, temperature=1.0, repetition_penalty=1.5, top_k=9,
                              eos_token_ids=(), draft=draft).finish().speculator

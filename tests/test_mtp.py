@@ -297,18 +297,6 @@ def test_the_command_line(tmp_path, capfd):
     assert ["this model has no MTP head" in err for err in said] == [False, True]
 
 
-def test_a_head_that_is_always_wrong_soon_pauses():
-    """A guess takes 15 % of a pass: of 400 passes, all guesses together take less time than 4 plain ones."""
-    source, spent = MTP(None), 0.0
-    for _ in range(400):
-        n = source.length(1.0)
-        if n:
-            source.make += source.part() * (0.08 - source.make)
-            source.learn(n, 0, 1 + 0.07 * n, 1.0)
-            spent += 0.15 * n
-    assert 0 < spent < 4
-
-
 # ---- The rows that guesses come from ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("form", [None, "int8", "int4"])

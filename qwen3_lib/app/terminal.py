@@ -220,7 +220,7 @@ def statistics(completion: Completion) -> str:
     shown = f"reading {read:.3g} GB/s of weights"
     if guesses is not None and (guesses.guessed or not guesses.mtp):
         shown = f"{guesses.accepted} of {guesses.guessed} guesses right"
-        shown += f", {speed * guesses.plain:.2f} times as fast as without" if guesses.plain and guesses.guessed else ""
+        shown += f", {1 + guesses.accepted / guesses.passes:.2f} tokens a pass"
     parts.append(f"answer: {n_answer} tokens" + (f", {speed:.1f} tokens/s, {shown}" if speed else ""))
     if config.num_experts:
         left_out = (config.num_experts - config.num_experts_per_tok) * len(config.sparse_layers)

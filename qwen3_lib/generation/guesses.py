@@ -8,10 +8,7 @@ from __future__ import annotations
 
 import copy
 import itertools
-import statistics
-import time
 from abc import ABC, abstractmethod
-from collections import deque
 from typing import Any
 
 import numpy as np
@@ -22,47 +19,43 @@ from qwen3_lib.generation.schema import Constrained
 
 
 class Proposer(ABC):
-    """Where guesses come from. It measures what they cost and how often they are right, and gives as many as pay."""
-    PAUSE = 32  # tokens to wait after guesses that don't pay, before one of them is tried again
-    PART = 0.1  # of a new measurement in a running mean
+    """Where guesses come from, and how many to make: one more after a pass whose guesses were all right, else one fewer.
 
-    def __init__(self, n: int):
-        self.n, self.pause, self.seen = n, 0, 0  # seen: passes with its guesses
-        self.right, self.make, self.check = 0.8, 0.0, 0.0  # the share that is right; seconds to make and check a guess
+    A guess costs PRICE of a pass, see docs/speed.md, and every sequence in the pass waits for it; a right guess brings a
+    token. Once guesses have lost LOSS tokens, they pause: for 1 pass, after the next loss for 2, 4, ... 32, until they
+    gain again.
+    """
+    PRICE = 0.12  # to make a guess, and to check it
+    DEAREST = 0.5  # of a guess, in passes
+    FIRST = 3  # guesses in the first pass
+    CREDIT, LOSS = 2.0, 0.5  # the most tokens that are counted as gained or lost
+    LONGEST = 32  # passes of a pause
+
+    def __init__(self, most: int):
+        self.most, self.n, self.price = most, min(self.FIRST, most), self.PRICE
+        self.gained, self.pause, self.wait = 0.0, 0, 1
 
     @abstractmethod
     def guess(self, sequence: Any, cache: Any, n: int) -> list[int]:
         """At most n tokens that may follow a sequence, all of whose tokens but the last are in the cache."""
 
-    def length(self, plain: float | None, beside: int = 0) -> int:
-        """How many guesses give the most tokens a second, where a pass without guesses takes `plain` seconds.
-
-        None while that isn't known, or is to be measured again. `beside`: the other sequences in the pass.
-        """
-        if plain is None:
-            return 0
+    def length(self, beside: int = 0) -> int:
+        """How many tokens to guess for the next pass; `beside`: the other sequences in it."""
+        self.price = self.PRICE * (1 + beside)
         if self.pause:
             self.pause -= 1
-            return 0 if self.pause else 1
+            return 0
+        return self.n if self.price < self.DEAREST else 0
 
-        def speed(k: int) -> float:
-            drawn = beside + sum(self.right ** i for i in range(k + 1))
-            return drawn / (plain + k * (self.make + max(self.check, 0)))
-
-        if (k := max(range(self.n + 1), key=speed)) == 0:
-            self.pause = self.PAUSE
-        return k
-
-    def learn(self, guessed: int, right: int, seconds: float, plain: float, checked: int = 0) -> None:
-        """Takes note of a pass: its guesses, how many were right, its seconds; `checked`: guesses of all sequences."""
-        for i in range(min(right + 1, guessed)):
-            self.right += self.part(1) * ((i < right) - self.right)
-        self.check += self.part() * ((seconds - plain) / max(guessed, checked) - self.check)
-        self.seen += 1
-
-    def part(self, more: int = 0) -> float:
-        """The part of a new measurement in a running mean: the first ones count for more."""
-        return max(self.PART, 1 / (1 + more + self.seen))
+    def learn(self, guessed: int, right: int) -> None:
+        """Takes note of the pass: its guesses, and how many were right."""
+        self.n = min(self.n + 1, self.most) if right == guessed else max(self.n - 1, 1)
+        self.gained = min(self.gained + right - self.price * guessed, self.CREDIT)
+        if self.gained > 0:
+            self.wait = 1
+        elif self.gained <= -self.LOSS:
+            self.n, self.gained = 1, -self.LOSS
+            self.pause, self.wait = self.wait, min(2 * self.wait, self.LONGEST)
 
 
 class ForcedTokens(Proposer):
@@ -76,10 +69,10 @@ class ForcedTokens(Proposer):
     def guess(self, sequence: Any, cache: Any, n: int) -> list[int]:
         return self.constrained.certain[:n]
 
-    def length(self, plain: float | None, beside: int = 0) -> int:
-        return self.n
+    def length(self, beside: int = 0) -> int:
+        return self.most
 
-    def learn(self, guessed: int, right: int, seconds: float, plain: float, checked: int = 0) -> None:
+    def learn(self, guessed: int, right: int) -> None:
         pass
 
 
@@ -88,10 +81,11 @@ class Lookup(Proposer):
 
     Source: prompt lookup decoding (Saxena 2023).
     """
+    PRICE = 0.06  # only to check a guess
     SIZES = (3, 2)  # tokens that must be the same
 
-    def __init__(self, n: int):
-        super().__init__(n)
+    def __init__(self, most: int):
+        super().__init__(most)
         self.text: list[int] = []
         self.places: dict[tuple[int, ...], int] = {}  # tokens -> the place after them, the latest one
 
@@ -112,7 +106,8 @@ class Draft(Proposer):
     Source: speculative decoding (Leviathan et al. 2023); here a guess must be the very token that the model draws.
     In a conversation, one Draft for all answers keeps its KV cache.
     """
-    MOST = 8
+    PRICE = 0.4  # of a model in bf16, if the draft is the same in int4
+    MOST = 6
 
     def __init__(self, model: Model, large: Model):
         super().__init__(self.MOST)
@@ -128,11 +123,8 @@ class Draft(Proposer):
         self.cache.truncate(self.cache.common_prefix(text[:-1]))
         new, rng = text[self.cache.length:], copy.deepcopy(sequence.rng)
         for _ in range(n):
-            start = time.perf_counter()
             logits, _ = compute(self.model, [NextTokens(self.cache, new, guesses=len(guess))])
             token = sample(logits[0], sequence.sampling, rng, sequence.prompt, sequence.token_ids + guess)
-            if len(new) <= self.MOST:  # else it was the prompt's pass
-                self.make += self.PART * (time.perf_counter() - start - self.make)
             if token >= sequence.model.config.vocab_size:
                 break
             guess.append(token)
@@ -148,15 +140,8 @@ class MTP(Proposer):
         super().__init__(self.MOST)
         self.model = model
 
-    def length(self, plain: float | None, beside: int = 0) -> int:
-        return min(super().length(plain, beside), self.MOST if self.seen else 2)  # what they cost isn't known at first
-
     def guess(self, sequence: Any, cache: Any, n: int) -> list[int]:
-        start = time.perf_counter()
-        guess = ahead_of(cache).guess(self.model, sequence.ids, n)
-        if guess:
-            self.make += self.part() * ((time.perf_counter() - start) / n - self.make)
-        return guess
+        return ahead_of(cache).guess(self.model, sequence.ids, n)
 
     def follow(self, cache: Any, states: np.ndarray) -> None:
         """Takes the hidden states of the last tokens in a cache."""
@@ -165,36 +150,26 @@ class MTP(Proposer):
 
 class Speculator:
     """Guesses the tokens after a sequence's next one. The first source that has a guess makes it."""
-    REFRESH = 64  # passes until one without guesses is measured again
 
     def __init__(self, sources: list[Proposer]):
         self.sources, self.source = sources, sources[0]
         self.mtp = next((source for source in sources if isinstance(source, MTP)), None)
-        self.passes = 0
-        self.guessed = self.accepted = 0  # in all
-        self.latest = deque[float](maxlen=3)  # seconds of passes without guesses
-        self.plain: float | None = None  # their median: a single pass may wait for a core, or for a kernel to be loaded
+        self.passes = self.guessed = self.accepted = 0
 
     def propose(self, sequence: Any, cache: Any, beside: int = 0) -> list[int]:
-        """The guesses for the next pass of a sequence; none where they don't pay. `beside`: the others in the pass."""
-        self.passes += 1
-        plain = None if self.passes > self.REFRESH else self.plain
+        """The guesses for the next pass of a sequence. `beside`: the other sequences in the pass."""
         room = sequence.limit - len(sequence.token_ids) - 1
         for self.source in self.sources:
-            n = min(self.source.length(plain, beside), room)
+            n = min(self.source.length(beside), room)
             if n > 0 and (guess := self.source.guess(sequence, cache, n)):
                 return guess
         return []
 
-    def learn(self, guessed: int, right: int, seconds: float, checked: int = 0) -> None:
-        """Takes note of a pass: its guesses, how many were right, its seconds; `checked`: guesses of all sequences."""
-        self.guessed, self.accepted = self.guessed + guessed, self.accepted + right
-        if guessed and self.plain is not None:
-            self.source.learn(guessed, right, seconds, self.plain, checked)
-        elif not guessed and not checked:
-            self.latest.append(seconds)
-            self.plain = statistics.median_low(self.latest) if len(self.latest) > 1 else None
-            self.passes = 0
+    def learn(self, guessed: int, right: int) -> None:
+        """Takes note of a pass that gave tokens: its guesses, and how many were right."""
+        self.passes, self.guessed, self.accepted = self.passes + 1, self.guessed + guessed, self.accepted + right
+        if guessed:
+            self.source.learn(guessed, right)
 
 
 def has_mtp_head(model: Model) -> bool:

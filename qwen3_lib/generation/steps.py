@@ -1,7 +1,6 @@
 """One pass through the model for one sequence or several, and the tokens drawn from it."""
 from __future__ import annotations
 
-import time
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,11 +43,9 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
     drawn: list[Any] = [[] for _ in runs]
     if not some:
         return drawn
-    start = time.perf_counter()
     logits, states = compute(model, parts, drafts)
-    seconds, rows = time.perf_counter() - start, np.split(logits, np.cumsum([part.wanted for part in parts])[:-1])
+    rows = np.split(logits, np.cumsum([part.wanted for part in parts])[:-1])
     hiddens = np.split(states, np.cumsum([len(part.token_ids) for part in parts])[:-1])
-    n_guesses = sum(map(len, guesses))
     for i, guess, row, hidden in zip(some, guesses, rows, hiddens):
         sequence, cache, speculator = runs[i]
         right = 0
@@ -60,8 +57,8 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
                 continue
             right = sum(token == guessed for token, guessed in zip(drawn[i], guess))
             cache.truncate(cache.length - len(guess) + right)
-            if speculator and not any(unread):
-                speculator.learn(len(guess), right, seconds, n_guesses)
+            if speculator:
+                speculator.learn(len(guess), right)
         if speculator and speculator.mtp:
             speculator.mtp.follow(cache, hidden[:len(hidden) - len(guess) + right])
     return drawn

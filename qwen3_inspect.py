@@ -50,7 +50,7 @@ from qwen3_lib.page.recorder import RecordedPass, Recorder
 
 __all__ = ["InputError", "PageOptions", "RecordedPass", "inspect", "main", "record_pass"]
 
-COMPARED = "python bench/quality.py compares int8 and int4 with float32"
+COMPARED = "python bench/run.py --only quality compares int8 and int4 with float32"
 GONE = {"--quantized": COMPARED, "--no-quantized": COMPARED,
         "--compare": "python qwen3.py answers a question with --think and with --no-think"}
 

@@ -1,13 +1,16 @@
-"""What all measurements share: processes, rounds, the memory's limit, tables.
+"""What all works share: processes, rounds, the memory's limit, tables. A work is a function and a row in run.py:
 
-    with Bench(args, make) as bench:                a model, and a folder for the files of other engines
-        bench.open("int8", start)                   a process with an engine, or a note why it is left out
-        bench.each("decode", decode_speed, ids)     rounds over all engines in turn -> values["int8", "decode"]
-        bench.ratio("int8", "llama-q8_0", "decode")
+    def tokens(bench, context=16):                      `context` is an option of the command, too
+        \"\"\"Tokens/s after so many others.\"\"\"
+        config = bench.model()                          random weights, or those of --model
+        for name in bench.names(ALL):                   those of them that --engines names
+            bench.open(name, open_engine, 4096)         a process with an engine, or a note why it is left out
+        bench.each("decode", "decode_speed", context)   rounds over the engines in turn -> values["int8", "decode"]
+        return bench.ratios("decode")                   lines, which are printed and written to TOKENS.md
 
-A work is a function that gets the engine of its process first, decode_speed(engine, ids), or the name of the engine's
-method. The first round warms up. Speeds are medians of the rounds, ratios medians of each round's ratio: on a shared
-machine a ratio means something, a single speed does not.
+`each` takes a function of the engine of a process, or the name of its method. The first round warms up. Speeds are
+medians of the rounds, ratios medians of each round's ratio: on a shared machine a ratio means something, a single speed
+does not.
 """
 import argparse
 import contextlib
@@ -20,12 +23,12 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
-from dataclasses import dataclass
+from functools import cached_property, partial
 from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -33,8 +36,7 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 
-@dataclass(frozen=True)
-class Entry:
+class Entry(NamedTuple):
     """A row of the tables. `weight_bytes` counts the bytes of a weight, its share of the group's scale included."""
     engine: str
     format: str
@@ -84,26 +86,6 @@ def seconds(work: Callable[[], object]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-# ---- Options ---------------------------------------------------------------------------------------------------------
-
-def options(about: str | None, rounds: int = 3,
-            model: str = "random weights, made for the run") -> argparse.ArgumentParser:
-    """A parser with the options of all measurements."""
-    parser = argparse.ArgumentParser(description=about, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", type=Path, metavar="FOLDER", help=f"default: {model}")
-    parser.add_argument("--rounds", type=int, default=rounds, help="default: %(default)s")
-    parser.add_argument("--threads", type=int, default=2, help="default: %(default)s")
-    parser.add_argument("--out", type=Path, default=ROOT / "bench", help="folder for the text (default: bench)")
-    return parser
-
-
-def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
-    """The options. The processes to come have so many threads."""
-    args = parser.parse_args()
-    os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(args.threads)
-    return args
 
 
 def random_model(path: Path, **changes: Any) -> Path:
@@ -201,38 +183,47 @@ class Reader:
 # ---- Rounds ----------------------------------------------------------------------------------------------------------
 
 class Bench:
-    """The model in `path`: that of --model, or one that make(folder) makes, by default with random weights.
+    """A run of a work.
 
     `values` maps (engine, what) to one value for each round, `checked` an engine to the result of its first check;
-    `notes` are lines below the tables. Other engines' files are written into `folder`, by default one that goes in the
-    end, if they aren't there yet.
+    `notes` are lines below the tables. `path` has the model; other engines' files are written into `folder`, by default
+    one that goes in the end, if they aren't there yet.
     """
 
-    def __init__(self, args: argparse.Namespace, make: Callable[[Path], Path] = random_model,
-                 folder: Path | None = None):
-        from qwen3_lib.io.models import source_of
-        self.args, self.temporary = args, tempfile.TemporaryDirectory()
-        self.folder = folder or Path(self.temporary.name)
-        self.path = args.model or alone(make, self.folder / "model")
-        self.config: Any = source_of(self.path).config()
+    def __init__(self, args: argparse.Namespace):
+        self.args, self.stack = args, contextlib.ExitStack()
+        self.temporary = Path(self.stack.enter_context(tempfile.TemporaryDirectory()))
+        self.path, self.folder = Path(), args.files or self.temporary
         self.values: dict[tuple[str, Any], list[Any]] = {}
         self.checked: dict[str, Any] = {}
         self.notes = [f"The machine's load average before the run: {os.getloadavg()[0]:.1f}."]
         self.workers: dict[str, Worker] = {}
-        self.reader = Worker(Reader, args.threads)
 
-    def __enter__(self) -> Self:
-        return self
+    @cached_property
+    def reader(self) -> Worker:
+        return self.worker(Reader, self.args.threads)
 
-    def __exit__(self, *_: Any) -> None:
-        self.close(*self.workers)
-        self.reader.pool.shutdown()
-        self.temporary.cleanup()
+    def worker(self, start: Callable, *args: Any) -> Worker:
+        """One that ends with the run."""
+        worker = Worker(start, *args)
+        self.stack.callback(worker.pool.shutdown)
+        return worker
 
-    def open(self, name: str, start: Callable, *more: Any, check: Callable = peak_bytes) -> None:
-        """A process with the engine start(name, path, folder, threads, *more, repack). It must pass a first check."""
+    def model(self, make: Callable[..., Path] = random_model, **changes: Any) -> Any:
+        """Takes the model of --model, or makes one -> its Config."""
+        from qwen3_lib.io.models import open_model
+        self.path = self.args.model or alone(partial(make, **changes), self.temporary / "model")
+        return open_model(str(self.path)).config
+
+    def names(self, names: Iterable[str]) -> list[str]:
+        """Those that --engines names, if it is given."""
+        return [name for name in names if name in (self.args.engines or ENTRIES)]
+
+    def open(self, name: str, start: Callable, *more: Any, check: Callable = peak_bytes, **options: Any) -> None:
+        """A process with the engine start(name, path, folder, threads, *more, repack=…), which passes a first check."""
         def begun(repack: bool) -> tuple[Worker, Any]:
-            worker = Worker(start, name, self.path, self.folder, self.args.threads, *more, repack)
+            worker = self.worker(partial(start, repack=repack, **options), name, self.path, self.folder,
+                                 self.args.threads, *more)
             return worker, worker(check)
 
         note(f"{name}: loading")
@@ -276,12 +267,19 @@ class Bench:
         return f"{sum(a == b for a, b in pairs)} of {len(pairs)}"
 
     def ratios(self, *whats: Any) -> list[str]:
-        """A table: this engine beside llama.cpp."""
-        rows = [[name, *(f"{self.ratio(name, peer, what):.2f}" for what in whats)] for name, peer in PAIRS.items()]
-        return table(["this engine / llama.cpp", *map(str, whats)], *rows)
+        """A table: this engine beside llama.cpp, where both were measured."""
+        rows = [[name, *(f"{self.ratio(name, peer, what):.2f}" for what in whats)] for name, peer in PAIRS.items()
+                if {(name, whats[0]), (peer, whats[0])} <= self.values.keys()]
+        return ["", *table(["this engine / llama.cpp", *map(str, whats)], *rows)] if rows else []
 
-    def publish(self, file: str, *lines: str) -> None:
-        publish(self.args.out / file, self.args.threads, lines, self.notes)
+    def publish(self, name: str, lines: Iterable[str]) -> None:
+        """Prints the result of a work, and writes it to NAME.md."""
+        packages = ", ".join(f"{package} {version}" for package, version in versions().items())
+        about = f"{cpu_name()}, {os.cpu_count()} cores, {self.args.threads} threads; {packages}"
+        text = "\n".join([f"# The latest run of bench/run.py --only {name}", "", f"{about}; {datetime.date.today()}",
+                          "", *lines, "", *(f"- {line}" for line in self.notes)]).rstrip() + "\n"
+        print(text)
+        (self.args.out / f"{name.upper()}.md").write_text(text, "utf-8")
 
 
 # ---- Tables ----------------------------------------------------------------------------------------------------------
@@ -296,16 +294,6 @@ def engines_table(titles: Sequence[str], cells: dict[str, Sequence[str]]) -> lis
     """A table with a row for each engine: what it is, and its cells."""
     return table(["engine", "format", *titles], *([ENTRIES[name].engine, ENTRIES[name].format, *row]
                                                   for name, row in cells.items()))
-
-
-def publish(file: Path, threads: int, lines: Sequence[str], notes: Sequence[str] = ()) -> None:
-    """Prints a text, and writes it."""
-    packages = ", ".join(f"{name} {version}" for name, version in versions().items())
-    about = f"{cpu_name()}, {os.cpu_count()} cores, {threads} threads; {packages}; {datetime.date.today()}"
-    text = "\n".join([f"# The latest run of bench/{Path(sys.argv[0]).name}", "", about, "", *lines, "",
-                      *(f"- {line}" for line in notes)]).rstrip() + "\n"
-    print(text)
-    file.write_text(text, "utf-8")
 
 
 def cpu_name() -> str:
@@ -324,3 +312,4 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
+

@@ -1,7 +1,4 @@
-"""Where a prompt spends its time in the fast engine, by part, beside what this CPU could do.
-
-    python bench/parts.py                          prompts of 512 and of 4,096 tokens in each format: 4 minutes
-    python bench/parts.py --formats int8 --lengths 512 --rounds 5
+"""The work `parts` of run.py: where a prompt spends its time, by part, beside what this CPU could do.
 
 Random weights in the shape of a few layers of Qwen3-0.6B; one thread, and its CPU time, so that other programs count
 little. No clock runs inside the kernels: a part's time is how much less a pass takes without the part, whose function
@@ -12,10 +9,8 @@ is what several threads take beyond their share.
 """
 import ctypes
 import itertools
-import tempfile
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -146,35 +141,29 @@ def limits() -> dict[str, float]:
                 **({"bf16": dots(ROUNDED, 4 * LANES)} if PAIRS else {}), "memory": big.nbytes / fastest(big.max) / 1e9}
 
 
-def main() -> None:
-    parser = harness.options(__doc__, 9, "random weights of a few layers; one thread, whatever --threads")
-    parser.add_argument("--formats", nargs="+", default=["bf16", "bf16-rounded", "int8", "int4"],
-                        help="bf16-rounded: with --activations bf16")
-    parser.add_argument("--lengths", nargs="+", type=int, default=[512, 4096])
-    parser.add_argument("--layers", type=int, default=4, help="of Qwen3-0.6B (default: 4)")
-    args = harness.parsed(parser)
+def parts(bench: harness.Bench, formats: Sequence[str] = ("bf16", "bf16-rounded", "int8", "int4"),
+          lengths: Sequence[int] = (512, 4096), layers: int = 4) -> list[str]:
+    """Prompts of these lengths in these formats, through a few layers of Qwen3-0.6B."""
     objects.WRITERS |= {"nothing": (write_nothing, 10), "dots": (write_dots, 1)}
     make_kernels(DENSE_STEPS)
     most, nothing = limits(), linked("nothing", compile_product("nothing", "nothing", 0, 0, ANY_WAY))
     steps = {step: kernel_at(linked(f"only_{step}",
                                     compile_layers(f"only_{step}", [step] * bool(step), "output_logits")))
              for step in (*STEPS, "")}
-    print(", ".join(f"{name} {value:.0f}" for name, value in most.items()), "(1e9 a second)\n")
     rows = [["ms a layer, share", *PARTS, "all", "products: 1e9 operations/s", "of the limit"]]
-    with tempfile.TemporaryDirectory() as folder:
-        path = args.model or harness.random_model(Path(folder), num_hidden_layers=args.layers, vocab_size=4096)
-        for form, n in itertools.product(args.formats, args.lengths):
-            quantize, activations = SETTINGS.get(form, (form, None))
-            model = qwen3_numba.load_model(path, quantize, 1, tokenizer=False, activations=activations)
-            found = measured(model, n, args.rounds, steps, nothing)
-            ms = {name: 1e3 * seconds / model.config.num_hidden_layers for name, seconds in found.items()}
-            weights = sum(rows * columns for rows, columns in model.weights.layers.matrices[0][["rows", "columns"]]
-                          .tolist())
-            speed = 2 * weights * n / (ms["products"] + ms["scaling"]) / 1e6
-            cells = [f"{ms[name]:.2f}, {ms[name] / ms['all']:.0%}" for name in PARTS]
-            limit = most["bytes" if quantize else "bf16" if activations == "bf16" and PAIRS else "sgemm"]
-            rows.append([f"{form}, {n}", *cells, f"{ms['all']:.2f}", f"{speed:.0f}", f"{speed / limit:.2f}"])
-    print(*harness.table(*rows), sep="\n")
+    bench.model(num_hidden_layers=layers, vocab_size=4096)
+    for form, n in itertools.product(formats, lengths):
+        quantize, activations = SETTINGS.get(form, (form, None))
+        model = qwen3_numba.load_model(bench.path, quantize, 1, tokenizer=False, activations=activations)
+        found = measured(model, n, bench.args.rounds, steps, nothing)
+        ms = {name: 1e3 * seconds / model.config.num_hidden_layers for name, seconds in found.items()}
+        weights = sum(a * b for a, b in model.weights.layers.matrices[0][["rows", "columns"]].tolist())
+        speed = 2 * weights * n / (ms["products"] + ms["scaling"]) / 1e6
+        cells = [f"{ms[name]:.2f}, {ms[name] / ms['all']:.0%}" for name in PARTS]
+        limit = most["bytes" if quantize else "bf16" if activations == "bf16" and PAIRS else "sgemm"]
+        rows.append([f"{form}, {n}", *cells, f"{ms['all']:.2f}", f"{speed:.0f}", f"{speed / limit:.2f}"])
+    return [", ".join(f"{name} {value:.0f}" for name, value in most.items()) + " (1e9 a second)", "",
+            *harness.table(*rows)]
 
 
 def measured(model: Any, n: int, rounds: int, steps: dict[str, Any], nothing: int) -> dict[str, float]:
@@ -201,6 +190,3 @@ def measured(model: Any, n: int, rounds: int, steps: dict[str, Any], nothing: in
             "softmax, RoPE": s["softmax"] - s["rest"], "norms, packing": s["norms"] - s["rest"],
             "silu, packing": s["swiglu"] - s["rest"], "Python": s["rest"]}
 
-
-if __name__ == "__main__":
-    main()

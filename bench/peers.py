@@ -4,6 +4,8 @@
     engine.run(ids)           appends tokens to the one sequence it keeps -> logits [1, vocab_size] of the last one
     engine.run(ids, True)     -> the logits of each, [n, vocab_size], valid until the next run
     engine.truncate(length)   forgets all positions from `length` on
+    engine.start(prompts)     reads prompts of several sequences -> the first token after each; step() gives one more
+    engine.embed(texts)       token ids of texts -> a vector for each, [n, hidden_size]
 
 Nothing heavy is imported before an engine is opened: a process that measures one engine's memory holds no other.
 """
@@ -34,11 +36,15 @@ def matrices_of(config: Any) -> dict[str, tuple[int, int]]:
 
 
 def read_bytes(config: Any, name: str, context: int, sequences: int = 1) -> float:
-    """Bytes that a step of decoding reads: all matrices once, and each sequence's keys and values."""
-    attending = config.num_hidden_layers - len(getattr(config, "linear_layers", ()))
-    cached = 2 * attending * config.num_key_value_heads * config.head_dim * context
-    weights = sum(rows * columns for rows, columns in matrices_of(config).values())
-    return weights * ENTRIES[name].weight_bytes + sequences * cached * ENTRIES[name].kv_bytes
+    """Bytes that a step of decoding reads: all matrices once, but of experts the chosen ones; each sequence's keys,
+    values and states, which are written, too."""
+    nets, chosen = len(getattr(config, "linear_layers", ())), config.num_experts_per_tok / (config.num_experts or 1)
+    cached = 2 * (config.num_hidden_layers - nets) * config.num_key_value_heads * config.head_dim * context
+    states = 8 * nets * config.linear_num_value_heads * config.linear_key_head_dim * config.linear_value_head_dim \
+        if nets else 0
+    weights = sum(rows * columns * (chosen if ".experts." in matrix else 1)
+                  for matrix, (rows, columns) in matrices_of(config).items())
+    return weights * ENTRIES[name].weight_bytes + sequences * (cached * ENTRIES[name].kv_bytes + states)
 
 
 class Engine:
@@ -63,15 +69,24 @@ class Engine:
         self.truncate(context)
         return 1 / median(seconds(lambda: self.run([token])) for token in ids)
 
+    def start_speed(self, prompt: Sequence[int]) -> float:
+        return len(prompt) / seconds(lambda: self.start([prompt]))
+
+    def steps_speed(self, prompts: Sequence[Sequence[int]], steps: int) -> float:
+        """Tokens per second of all sequences together, by the median step."""
+        self.start(prompts)
+        return len(prompts) / median(seconds(self.step) for _ in range(steps))
+
 
 class NumbaEngine(Engine):
     STEP = 10**6  # it cuts a prompt itself
 
-    def __init__(self, path: Path, form: str | None, threads: int, capacity: int, activations: str | None = None):
+    def __init__(self, path: Path, form: str | None, threads: int, capacity: int, activations: str | None = None,
+                 tokenizer: bool = False):
         import qwen3_numba
         self.forward = qwen3_numba.forward
-        self.model = qwen3_numba.load_model(path, form, threads, tokenizer=False, activations=activations)
-        self.cache = self.model.engine.new_cache(self.model.config, capacity)
+        self.model = qwen3_numba.load_model(path, form, threads, tokenizer=tokenizer, activations=activations)
+        self.cache, self.capacity = self.model.engine.new_cache(self.model.config, capacity), capacity
         self.weight_bytes = sum(array.nbytes for array in self.model.weights.arrays)
 
     def settle(self) -> None:
@@ -84,6 +99,20 @@ class NumbaEngine(Engine):
 
     def truncate(self, length: int) -> None:
         self.cache.truncate(length)
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        from qwen3_lib.generation.batch import Batch
+        batch = Batch(self.model, len(prompts), self.capacity)
+        answers = [batch.add(i, prompt, eos_token_ids=(), temperature=0.0) for i, prompt in enumerate(prompts)]
+        while not all(answer.token_ids for answer in answers):
+            batch.step()
+        self.step = batch.step
+        return [answer.token_ids[0] for answer in answers]
+
+    def embed(self, texts: list[list[int]]) -> np.ndarray:
+        from qwen3_embed import pooled_states
+        return np.array(pooled_states(self.model, [], texts, [], False, 0, self.model.config.context_length,
+                                      lambda states, ids: states[-1]))
 
 
 class NumpyEngine(NumbaEngine):
@@ -122,16 +151,30 @@ class TorchEngine(Engine):
         else:  # crop takes minus the number of tokens to remove; 0 removes nothing
             self.cache.crop(length - self.cache.get_seq_length())
 
+    def embed(self, texts: list[list[int]]) -> np.ndarray:
+        rows = []
+        for batch in (texts[start:start + 8] for start in range(0, len(texts), 8)):
+            padding = [[0] * (max(map(len, batch)) - len(text)) for text in batch]
+            ids = self.tensor([before + text for before, text in zip(padding, batch)])
+            mask = self.tensor([before + [1] * len(text) for before, text in zip(padding, batch)])
+            states = self.model.model(input_ids=ids, attention_mask=mask, use_cache=False).last_hidden_state
+            rows.append(states[:, -1].numpy())
+        return np.concatenate(rows)
+
 
 class LlamaEngine(Engine):
     """llama.cpp by its C functions, with its defaults but flash attention: a float16 cache, mapped weights.
 
-    `capacity` positions for each of `sequences`; `more`: fields of llama_context_params. With repack=False, llama.cpp
-    must not bring the weights into an order of its own.
+    `capacity` positions for each of `sequences`, which have a stream of the cache each, the quicker one of its two
+    layouts for them; or in all for `texts` that are embedded together. With repack=False, llama.cpp must not bring the
+    weights into an order of its own.
     """
-    def __init__(self, gguf: Path, threads: int, capacity: int, sequences: int = 1, repack: bool = True, **more: Any):
+    def __init__(self, gguf: Path, threads: int, capacity: int, repack: bool = True, sequences: int = 1,
+                 texts: int = 0):
         import llama_cpp
-        self.api, self.length = llama_cpp, 0
+        self.api, self.length, self.capacity = llama_cpp, 0, capacity
+        more = {"n_batch": capacity, "n_ubatch": capacity, "n_seq_max": texts, "kv_unified": True, "embeddings": True,
+                "flash_attn_type": -1, "pooling_type": llama_cpp.LLAMA_POOLING_TYPE_LAST} if texts else {}
         self.quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)  # lives as long as it may be called
         llama_cpp.llama_log_set(self.quiet, None)
         llama_cpp.llama_backend_init()
@@ -177,6 +220,33 @@ class LlamaEngine(Engine):
     def truncate(self, length: int) -> None:
         self.api.llama_memory_seq_rm(self.api.llama_get_memory(self.context), 0, length, -1)
         self.length = length
+
+    def start(self, prompts: Sequence[Sequence[int]]) -> list[int]:
+        self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
+        self.tokens, self.length = self.best(prompts, 0), len(prompts[0])
+        return self.tokens
+
+    def step(self) -> None:
+        self.tokens = self.best([[token] for token in self.tokens], self.length)
+        self.length += 1
+
+    def best(self, sequences: Sequence[Sequence[int]], position: int) -> list[int]:
+        """The most likely token after each sequence."""
+        rows = (self.api.llama_get_logits_ith(self.context, i) for i in self.decode(sequences, position))
+        return [int(np.ctypeslib.as_array(row, (self.vocab_size,)).argmax()) for row in rows]
+
+    def embed(self, texts: list[list[int]]) -> np.ndarray:
+        """As many texts at a time as fit; llama.cpp pools them itself."""
+        rows, size = list[np.ndarray](), self.api.llama_model_n_embd(self.model)
+        while len(rows) < len(texts):
+            left = texts[len(rows):]
+            n = int(np.searchsorted(np.cumsum([*map(len, left)]), self.capacity, "right"))
+            self.api.llama_memory_clear(self.api.llama_get_memory(self.context), True)
+            self.decode(left[:n], 0, every=True)
+            vectors = (ctypes.cast(self.api.llama_get_embeddings_seq(self.context, row), ctypes.POINTER(ctypes.c_float))
+                       for row in range(n))
+            rows += [np.array(np.ctypeslib.as_array(vector, (size,))) for vector in vectors]
+        return np.array(rows)
 
 
 class AnswerEngine:
@@ -261,10 +331,11 @@ def build_ik(sources: Path, folder: Path) -> None:
         subprocess.run(["cmake", *command], check=True, stdout=subprocess.DEVNULL)
 
 
-def open_engine(name: str, path: Path, folder: Path, threads: int, capacity: int, repack: bool = True) -> Any:
+def open_engine(name: str, path: Path, folder: Path, threads: int, capacity: int, repack: bool = True,
+                **several: int) -> Any:
     """The engine of an entry with the model in `path` and room for `capacity` positions; `folder`: of peers' files."""
     if name.startswith("llama"):
-        return LlamaEngine(peer_file(path, folder, name), threads, capacity, repack=repack)
+        return LlamaEngine(peer_file(path, folder, name), threads, capacity, repack, **several)
     if name == "numpy":
         return NumpyEngine(path, capacity)
     if name.startswith("torch"):
@@ -278,8 +349,8 @@ def open_engine(name: str, path: Path, folder: Path, threads: int, capacity: int
     if file := ENTRIES[name].file:
         return NumbaEngine(peer_file(path, folder, file), None, threads, capacity)
     if name.startswith("bf16"):
-        return NumbaEngine(path, None, threads, capacity, "bf16" if name == "bf16-rounded" else "f32")
-    return NumbaEngine(path, name, threads, capacity)
+        return NumbaEngine(path, None, threads, capacity, "bf16" if name == "bf16-rounded" else "f32", bool(several))
+    return NumbaEngine(path, name, threads, capacity, tokenizer=bool(several))
 
 
 def peer_file(path: Path, folder: Path, name: str, words: bool = False) -> Path:

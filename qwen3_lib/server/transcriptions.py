@@ -65,6 +65,7 @@ class Ears:
             nonlocal n_bytes
             n_bytes, self.n_bytes = n_bytes + n, self.n_bytes + n
             if self.n_bytes > MOST_UPLOADED:
+                n_bytes, self.n_bytes = 0, self.n_bytes - n_bytes  # at once, so that others find room
                 raise too_many(f"uploads have {MOST_UPLOADED:,} bytes already")
 
         try:
@@ -232,7 +233,7 @@ class Speech(SpeechRequest):
     async def answer(self, ids: list[int], options: AnswerOptions) -> AsyncIterator[str]:
         """The pieces of a part's text; `parts` has it at the end."""
         asked = GenerationRequest("text", 1, [(ids, options)], self.stream, False, len(ids), "", [""])
-        self.jobs = [job] = await self.worker.submit(asked, time.monotonic())
+        self.jobs = [job] = await self.worker.submit(asked, time.monotonic(), True)
         self.n_prompt += len(ids)
         answer, text, language, n, ended = "", "", self.language, 0, False
         while not ended:

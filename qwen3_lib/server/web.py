@@ -358,6 +358,8 @@ class Server:
         worker, seconds = self.worker, self.limits.seconds
         async with contextlib.AsyncExitStack() as stack:
             form = await stack.enter_async_context(self.ears.form_of(request))
+            if worker.ends_at is not None:
+                raise stopping()
             speech = Speech(worker, self.ears, form, seconds, self.longest, self.limits.aligner())
             stack.callback(speech.close)
             request.scope["usage"] = speech.usage

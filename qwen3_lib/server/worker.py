@@ -103,14 +103,14 @@ class Worker:
         self.commands.put(command)
         return await asyncio.wrap_future(future)
 
-    async def submit(self, asked: GenerationRequest, began: float) -> list[Job]:
-        """Jobs for the answers to a request; `began`: when it came, by time.monotonic.
+    async def submit(self, asked: GenerationRequest, began: float, goes_on: bool = False) -> list[Job]:
+        """Jobs for the answers to a request; `began`: when it came, by time.monotonic; `goes_on`: it has begun before.
 
         Raises Refusal if too many wait, and InputError.
         """
         assert self.batch is not None
         batch, news, n = self.batch, asyncio.Event(), len(asked.answers)
-        if self.ends_at is not None:
+        if self.ends_at is not None and not goes_on:
             raise stopping()
         if n > (most := len(batch.slots) + self.queue_size):
             raise Refusal(400, f"{n} answers are asked for at once, but at most {most} can run and wait "

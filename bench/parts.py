@@ -21,7 +21,7 @@ from threadpoolctl import threadpool_limits
 import harness
 import qwen3_numba
 from qwen3_lib.kernels import objects, vectors
-from qwen3_lib.kernels.build import kernel_at, linker, make_kernels
+from qwen3_lib.kernels.build import kernel_at, linker, make_kernels, symbol
 from qwen3_lib.kernels.dense import DENSE_STEPS
 from qwen3_lib.kernels.cpu import INT8_SHAPES, ON_ARM, PAIRS, PATH
 from qwen3_lib.kernels.layout import (FORMATS, INT8, KEYS, PRODUCT, REARRANGED, ROUNDED, TRANSPOSES, VALUES,
@@ -29,7 +29,7 @@ from qwen3_lib.kernels.layout import (FORMATS, INT8, KEYS, PRODUCT, REARRANGED, 
 from qwen3_lib.kernels.objects import compile_layers, compile_product
 from qwen3_lib.kernels.vectors import FLOAT, I8, I32, I64, LANES, loop, splat, vector, widened_form
 
-STEPS = DENSE_STEPS[:-1]  # project_heads, attend_heads, finish_dense
+STEPS = tuple(map(symbol, DENSE_STEPS[:-1]))  # project_heads, attend_heads, finish_dense
 SETTINGS = {"bf16": (None, "f32"), "bf16-rounded": (None, "bf16")}  # quantize and activations
 PARTS = "products", "scaling", "keys", "values", "softmax, RoPE", "norms, packing", "silu, packing", "Python"
 TILES = 12  # sums of the loop of nothing but instructions for bytes, or for bf16
@@ -105,7 +105,7 @@ def unscaled(functions: np.ndarray, known: dict[tuple[int, int], int]) -> np.nda
 def passed(model: Any, n: int, kernel: Any, table: Callable[[np.ndarray], np.ndarray]) -> float:
     """The CPU time of a prompt of n tokens, by this kernel with what `table` makes of the tables of products."""
     before = qwen3_numba.kernel, qwen3_numba.functions_for
-    qwen3_numba.kernel = lambda name: kernel or before[0](name)
+    qwen3_numba.kernel = lambda *steps: kernel or before[0](*steps)
     qwen3_numba.functions_for = lambda *needs: table(before[1](*needs))
     cache, start = model.engine.new_cache(model.config), time.process_time()
     try:

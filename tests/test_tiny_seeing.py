@@ -26,16 +26,17 @@ def drawing(rng, colour, shape):
     return image
 
 
-def answer(model, image, most, question):
-    content = [{"type": "image", "image": image, "max_pixels": most}, {"type": "text", "text": question}]
+def answer(model, image, most, question, order):
+    content = [{"type": "image", "image": image, "max_pixels": most}, {"type": "text", "text": question}][::order]
     return qwen3.chat(model, {"role": "user", "content": content}, temperature=0, max_new_tokens=20).finish().text
 
 
 @pytest.mark.parametrize("engine", [qwen3.Engine, qwen3_numba.engine])
-def test_it_says_what_it_sees(engine):
+@pytest.mark.parametrize("order", [1, -1], ids=["the picture first", "the question first"])
+def test_it_says_what_it_sees(engine, order):
     """9 kinds of pictures, one for each question, every second one in the usual size: 26 of 27 answers are right."""
     model, rng = qwen3.load_model(ROOT / "tests/tiny_seeing", engine()), random.Random(0)
-    right = [answer(model, drawing(rng, colour, shape), most, question) == form.format(colour, shape)
+    right = [answer(model, drawing(rng, colour, shape), most, question, order) == form.format(colour, shape)
              for (colour, shape, (question, form)), most in zip(itertools.product(COLOURS, SHAPES, QUESTIONS.items()),
                                                                 itertools.cycle((64 * 64, None)))]
     assert len(right) == 27 and sum(right) >= 26

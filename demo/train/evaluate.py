@@ -14,12 +14,13 @@ import random
 import re
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from tqdm import tqdm
 
-ROOT = Path(__file__).resolve().parents[2]
+from loop import ROOT, Score
+
 sys.path.insert(1, str(ROOT))
 
 import qwen3  # noqa: E402
@@ -196,16 +197,6 @@ SKILLS: dict[str, tuple[Draw, int]] = {  # and how many times the sample's size 
     "doesn't know what is outside, Chinese": (outside("_zh"), 1),
     "small talk": (lambda rng, family: single(chat(rng, family.chat)), 1),
 }
-
-
-@dataclass
-class Score:
-    right: int = 0
-    of: int = 0
-    failures: list[str] = field(default_factory=list)
-
-    def __str__(self) -> str:
-        return f"{self.right} of {self.of} | {self.right / self.of:.1%}"
 
 
 def ask(model: qwen3.Model, cases: list[Case]) -> tuple[list[Answer], int]:

@@ -4,11 +4,11 @@ import json
 import random
 from collections import Counter
 
-from corpus import Example, conversation
 import numpy as np
 import tokenizers
 
-IGNORED = -100  # the label of a position that is not trained on
+from corpus import Example, conversation
+from loop import IGNORED
 
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|object_ref_start|>", "<|object_ref_end|>",
            "<|box_start|>", "<|box_end|>", "<|quad_start|>", "<|quad_end|>", "<|vision_start|>", "<|vision_end|>",

@@ -456,9 +456,9 @@ def passes(model: Model, parts: list[NextTokens], states: bool = False) -> Itera
     for part, end in zip(parts, ends):
         stops |= {end - len(part.token_ids) + n for n in part.cache.borders(part.token_ids, model.eos_token_ids)}
     for start, stop in itertools.pairwise(sorted(stops)):
-        new, added = ids[start:stop], np.empty((0, 0, 0), np.float32)
+        new, added = ids[start:stop], np.empty((0, stop - start, model.config.hidden_size), np.float32)
         if media is not None and (seen := new < 0).any() and len(deep := media.vectors(new[seen])[1:]):  # deepstack
-            added = np.zeros((len(deep), len(new), model.config.hidden_size), np.float32)
+            added = np.zeros((len(deep), *added.shape[1:]), np.float32)
             added[:, seen] = deep
         rows = [(part.cache, slice(max(end - len(part.token_ids), start) - start, min(end, stop) - start))
                 for part, end in zip(parts, ends) if end - len(part.token_ids) < stop and start < end]

@@ -1,4 +1,5 @@
 """qwen3_lib/kernels/build.py: kernels are compiled once, kept, and refused where they can't work."""
+import itertools
 import os
 import shutil
 import stat
@@ -15,7 +16,7 @@ import pytest
 import qwen3
 from configs import ROOT
 from helpers import assert_one_line
-from qwen3_lib.kernels import build, compile, cpu, fields, layers, objects
+from qwen3_lib.kernels import build, compile, cpu, fields, layers, layout, objects, products
 
 pytestmark = pytest.mark.core
 COMMAND = ["--model", ROOT / "demo", "--no-think", "What is the capital of Peru?"]
@@ -222,3 +223,17 @@ def test_instructions_that_this_cpu_has_not(value, tmp_path):
     assert (done.returncode, done.stdout) == (1, "")
     assert_one_line(done.stderr, "QWEN3_INT8_PATH", "plain")
     assert "\x1b" not in done.stderr and len(done.stderr) < 500
+
+
+def test_compiling_ahead_leaves_no_product_to_compile(monkeypatch):
+    """Whatever the number of vectors and of queries. Here nothing is compiled: the names of products are collected."""
+    names = set[tuple]()
+    monkeypatch.setattr(products, "function", lambda *about: names.add(about) or 1)
+    monkeypatch.setattr(products, "functions_for", products.functions_for.__wrapped__)
+    monkeypatch.setattr(products, "make_kernels", lambda *_: None)
+    monkeypatch.setattr(products, "read_code", lambda *_: b"")
+    products.compile_all()
+    ahead = names.copy()
+    for form, n in itertools.product(range(layout.WIDE), range(1, 700)):
+        products.functions_for(((form, n),), () if layout.is_packed(form) else ((form, n),))
+    assert len(ahead) > 100 and names == ahead

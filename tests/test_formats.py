@@ -1,6 +1,8 @@
 """qwen3_lib/io/formats.py: published quantizations against their own tools, or packed here from their layouts."""
 import json
+import mmap
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -9,7 +11,7 @@ import qwen3
 import qwen3_numba as fast
 from helpers import assert_one_line, config_at, logits_of, message_of, random_ids, stored_in, works_or_refused
 from make_random_model import make_random_model
-from packed import blocks_of, reference
+from packed import blocks_of, factored, reference
 from published import (AWQ_PLACES, CASES, COMPRESSED, FLOAT, GPTQ, STATE, awq, compressed, draws, gptq, half, in_groups,
                        is_nearest_int8, pack_words, quantize_model, tensors_of, text, write_tensors)
 from published import WHOLE_GROUPS as CONFIG
@@ -17,7 +19,8 @@ from qwen3 import Tensor, to_float32
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings
 from qwen3_lib.io.tensors import PackedTensor, rows_of, to_bfloat16
-from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q5_1, ROUNDED, WEIGHT
+from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q4_K, Q5_1, ROUNDED, WEIGHT
+from qwen3_lib.kernels.packing import Packer
 from test_qwen3_moe import MOE
 
 Q_PROJ = "model.layers.0.self_attn.q_proj"
@@ -227,6 +230,18 @@ def test_scales_that_the_fast_engine_can_hold(case, form, most, further):
         assert np.array_equal(found, expected) if fits else np.allclose(found, expected, atol=(most + 1) * 2**-11)
 
 
+def test_factors_that_are_not_finite():
+    """Of GGUF's K formats: one among others, and the matrix doesn't fit, so that loading says so."""
+    fine = factored(np.random.default_rng(0).standard_normal((32, 512)).astype(np.float32), Q4_K, 0, 32)
+    broken = fine._replace(factors=fine.factors.copy())
+    broken.factors[1, 5, 1] = np.inf
+    with ThreadPoolExecutor(1) as pool:
+        found = [Packer(pool, []).exact(PackedTensor("F32", (32, 512), lambda start, stop, blocks=blocks: blocks,
+                                                     mmap.mmap(-1, 4096), 4, factored=True), Q4_K)
+                 for blocks in (fine._replace(numbers=fine.numbers.copy()), broken)]
+    assert found[0] is not None and found[1] is None
+
+
 @pytest.mark.parametrize("quantize", [None, "int8", "int4"])
 def test_the_fast_engine_computes_with_them(tmp_path, quantize):
     """Against qwen3.py, which has the same numbers, but no vectors rounded to 8 bits."""
@@ -249,7 +264,7 @@ def change_tensors(path, **changes):
     ({"scales": None}, "scales is missing"), ({"scales": ("int32", np.ones((2, 64)))}, "I32"),
     ({"scales": ("float16", np.ones((3, 64)))}, "doesn't fit the other parts"),
     ({"g_idx": ("int32", np.full(64, 2))}, "groups that don't exist"),
-    ({"g_idx": ("int32", np.full(64, -1))}, "groups that don't exist"),
+    ({"g_idx": ("int32", np.arange(64) // 32 - (np.arange(64) == 5))}, "groups that don't exist"),
     ({"g_idx": ("int32", np.zeros(9))}, "g_idx has shape [9]"),
     ({"weight": ("float32", np.ones((64, 64)))}, "q_proj is there twice"),
     ({"qweight": ("int32", np.ones((0, 64))), "g_idx": ("int32", np.ones(0))}, "must be a matrix"),
@@ -346,6 +361,7 @@ SETTINGS = {
     "FP4 of bitsandbytes": {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "fp4"},
     "auto-round, another packing": {"quant_method": "auto-round", "bits": 4, "packing_format": "auto_round:marlin"},
     "auto-round, rotated": {"quant_method": "auto-round", "bits": 4, "rotation_config": {"hadamard": 1}},
+    "auto-round, FP8": {"quant_method": "auto-round", "bits": 8, "data_type": "fp"},
     "auto-round, 8 bits of activations": {"quant_method": "auto-round", "bits": 4, "act_bits": 8},
     "ModelOpt": {"quant_method": "modelopt", "quant_algo": "FP8", "config_groups": FLOAT["config_groups"]},
     "packed, no groups": {"quant_method": "compressed-tensors", "format": "pack-quantized"},

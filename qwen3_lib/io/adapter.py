@@ -75,7 +75,7 @@ class Adapter:
         file = self.folder / ADAPTER_CONFIG
         settings = {"peft_type": "missing", "lora_alpha": 8} | read_json_object(file)
         for key, value in settings.items():
-            harmless = key in IGNORED_KEYS or key != "peft_type" and value in (None, False, "none", [], {})
+            harmless = key in IGNORED_KEYS or key != "peft_type" and value in (None, False, [], {})
             if not harmless and value not in KNOWN.get(key, ()):
                 raise InputError(f"{file}: {brief(key)} = {brief(repr(value))} is not supported; {MERGE}")
         return settings

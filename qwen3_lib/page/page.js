@@ -165,7 +165,7 @@ function drawHead() {
     (delta ? `, ${delta.layers.length} of them delta nets, ` : ", ") + `hidden size ${about.hidden_size}, ` +
     `${about.num_attention_heads} query heads on ${about.num_key_value_heads} key heads, ` +
     `a vocabulary of ${about.vocab_size} tokens; ` +
-    `computed by ${files.join(" and ")} ${about.version} on ${about.date} with seed ${about.seed}` +
+    `computed by ${Object.keys(page.sources).join(" and ")} ${about.version} on ${about.date} with seed ${about.seed}` +
     (about.ended ? "" :
       `. The answer was cut off after ${nTokens - about.n_prompt} tokens; a larger --max-tokens shows more`);
   document.querySelectorAll("main section").forEach((section, i) => {

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import PERU
-from qwen3_lib.app.openai import Door, Refusal, chat_choice, chat_request, text_request
+from qwen3_lib.app.openai import Door, Refusal, call_object, chat_choice, chat_request, text_request
 from qwen3_lib.generation.completion import Completion
 from tokenizer_utils import parse_answer
 
@@ -62,6 +62,49 @@ def test_how_many_of_a_thing_a_request_may_ask_for(demo):
         with pytest.raises(Refusal) as refused:
             make(demo, body, door)
         assert (refused.value.status, refused.value.param) == (400, field)
+
+
+# What vLLM, llama.cpp and clients send by default, and it changes nothing.
+DEFAULTS = {"modalities": ["text"], "functions": [], "function_call": "auto", "suffix": "", "min_tokens": 0,
+            "stop_token_ids": [], "bad_words": [], "include_stop_str_in_output": False, "skip_special_tokens": True,
+            "use_beam_search": False, "length_penalty": 1, "typical_p": 1.0, "tfs_z": 1, "mirostat": 0,
+            "xtc_probability": 0.0, "dry_multiplier": 0, "dynatemp_range": 0, "reasoning_in_content": False,
+            "n_probs": 0, "min_keep": 0, "repeat_last_n": -1, "top_n_sigma": -1, "top_a": 0, "raw_scores": False,
+            "post_sampling_probs": False, "backend_sampling": False, "return_tokens": False, "background": False,
+            "return_token_ids": False, "return_tokens_as_token_ids": False, "enable_search": False,
+            "truncation_direction": "Right", "previous_response_id": None, "truncation": "disabled", "echo": False,
+            "best_of": None}
+
+
+def test_fields_that_change_nothing_at_their_defaults(demo):
+    assert asked(demo, **DEFAULTS | {"seed": 3}) == asked(demo, seed=3)
+    for form in ("auto", "deepseek"):
+        asked(demo, reasoning_format=form)
+    for name in DEFAULTS:
+        with pytest.raises(Refusal) as refused:
+            asked(demo, **{name: [7]})
+        assert refused.value.param == name
+    [(prompt, _)] = text_request(demo, DEFAULTS | {"prompt": "a", "tools": [], "tool_choice": "auto"}, Door(9)).answers
+    assert prompt == demo.tokenizer.encode("a")
+
+
+@pytest.mark.parametrize("fields, param", [({"best_of": 2}, "best_of"), ({"best_of": 1, "n": 2}, "best_of"),
+                                           ({"echo": True, "logprobs": 0}, "echo"), ({"best_of": 2, "n": 2}, None),
+                                           ({"echo": True}, None), ({"logprobs": 0}, None)], ids=str)
+def test_what_a_completion_refuses(demo, fields, param):
+    if param is None:
+        assert text_request(demo, {"prompt": "a"} | fields, Door(9)).n == fields.get("n", 1)
+    else:
+        with pytest.raises(Refusal) as refused:
+            text_request(demo, {"prompt": "a"} | fields, Door(9))
+        assert refused.value.param == param
+
+
+def test_the_id_of_a_call():
+    """A name that is given, or one of its own."""
+    call = {"name": "f", "arguments": "{}"}
+    assert call_object(call, "call_1")["id"] == "call_1" and call_object(call)["function"] == call
+    assert len({call_object(call)["id"] for _ in range(99)}) == 99
 
 
 def test_answers_that_go_on_behind_their_end(demo):

@@ -2,7 +2,6 @@
 torch."""
 import json
 import math
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -11,10 +10,9 @@ import qwen3
 from configs import ASR_SIZES, SPEECH_TOKENS, asr_config
 from hearing import make_hearing, voice
 from qwen3 import gelu, map_safetensors
-from qwen3_asr import (LANGUAGES, SPLIT_PATTERNS, Hearing, SoundConfig, Sounds, audio_tower, language_and_text, log_mel,
+from qwen3_asr import (LANGUAGES, SPLIT_PATTERNS, Hearing, SoundConfig, audio_tower, language_and_text, log_mel,
                        mel_filters, speech_prompt)
 from qwen3_lib.generation.aligner import mark_classes, repaired, split_words, timed_words
-from qwen3_lib.io.models import source_of
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")
@@ -89,17 +87,19 @@ def test_mel_filters():
 
 
 @pytest.mark.parametrize("key", [None, *vars(SoundConfig())])
-@pytest.mark.parametrize("native", [False, True])
-def test_a_tower_whose_config_lacks_a_key(key, native, tmp_path):
+def test_a_tower_whose_config_lacks_a_key(both, key, tmp_path):
     """transformers' own value; `None`: a config that lacks none."""
-    raw = asr_config("0.6B", native)
-    audio = (raw if native else raw["thinker_config"])["audio_config"]
+    for file in both[0].iterdir():
+        (tmp_path / file.name).symlink_to(file)
+    raw = json.loads((tmp_path / "config.json").read_text())
+    audio = raw.get("thinker_config", raw)["audio_config"]
     if key is not None:
         del audio[key]
+    (tmp_path / "config.json").unlink()
     (tmp_path / "config.json").write_text(json.dumps(raw))
     expected = transformers.Qwen3ASRConfig(audio_config={name: value for name, value in audio.items()
                                                          if name != "model_type"}).audio_config
-    found = Sounds(source_of(tmp_path), SimpleNamespace(hidden_size=1)).config
+    found = qwen3.load_model(tmp_path, tokenizer=False).media.config
     assert vars(found) == {name: getattr(expected, name) for name in vars(found)}
 
 

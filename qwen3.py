@@ -990,7 +990,6 @@ def read_folder(path: Path, types: dict[str, ModelType]) -> Source:
     about, file = json_in(path / "config.json"), path / "config.json"
     kind = kind_of(about, file, types)
     language = language_of(about, file, kind)
-    kind.config(language, file, ())  # what can't be computed is refused before a missing file is
     stored = {name: tensor for shard in shards_of(path) for name, tensor in map_safetensors(shard).items()}
     tensors = renamed(stored, kind, language)
     config = kind.config(language, file, tensors)

@@ -121,9 +121,12 @@ def read(path: Path) -> Source:
     tower_path = tower_file(path) if gguf else None
     about = gguf_json(path, file.name) | (tower_json(tower_path) if tower_path else {}) if gguf else json_in(file)
     found = description_of(about, file)
-    found.config()  # what can't be computed is refused before a missing file is
     kind, method = found.kind, None if packed else found.method
-    stored, saved = saved_tensors(*packed) if packed else (map_gguf(path) if gguf else published(path), None)
+    try:
+        stored, saved = saved_tensors(*packed) if packed else (map_gguf(path) if gguf else published(path), None)
+    except InputError:
+        found.config()  # what can't be computed is told before a missing file is
+        raise
     tensors: dict[str, Any] = {name.replace("_orig_mod.", ""): tensor  # by torch.compile
                                for name, tensor in stored.items() if method or packed or tensor.dtype in DTYPES}
     tensors = split_experts(unpacked(tensors, *method, path) if method else tensors, found.language["hidden_size"])

@@ -11,7 +11,7 @@ from configs import ROOT
 from test_systems import ABSENT
 
 COLLECT = """
-import os, sys
+import asyncio, os, sys  # asyncio uses some of the names itself
 for name in sys.argv[1].split():
     module, _, attribute = name.partition(".")
     if attribute:

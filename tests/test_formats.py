@@ -230,6 +230,15 @@ def test_scales_that_the_fast_engine_can_hold(case, form, most, further):
         assert np.array_equal(found, expected) if fits else np.allclose(found, expected, atol=(most + 1) * 2**-11)
 
 
+@pytest.mark.parametrize("form", [Q5_1, Q4_1])
+def test_minima_that_are_not_finite(form):
+    """One among others, and the matrix doesn't fit."""
+    whole, scales, minima = np.ones((32, 64), np.int16), np.ones((32, 2), np.float32), np.ones((32, 2), np.float32)
+    assert blocks_of(whole, scales, minima, form) is not None
+    minima[5, 1] = np.inf
+    assert blocks_of(whole, scales, minima, form) is None
+
+
 def test_factors_that_are_not_finite():
     """Of GGUF's K formats: one among others, and the matrix doesn't fit, so that loading says so."""
     fine = factored(np.random.default_rng(0).standard_normal((32, 512)).astype(np.float32), Q4_K, 0, 32)
@@ -283,6 +292,7 @@ def change_tensors(path, **changes):
     ("int8 by output, 8 bits", {"weight_packed": ("uint8", np.ones((64, 64)))}, "q_proj is there twice"),
     ("nf4", {STATE: ("uint8", [123, 255])}, "not valid JSON"),
     ("nf4", {STATE: text({"shape": [64, 2**70], "blocksize": 64})}, "names no sizes"),
+    ("nf4", {STATE: text({"shape": [64, 64], "blocksize": 0})}, "names no sizes"),
     ("nf4", {STATE: text({"shape": [64, 63], "blocksize": 64, "nested_offset": 0, "nested_blocksize": 256})}, "absmax"),
     ("nf4", {"weight": ("uint8", np.ones((9, 1)))}, "weight has 9 bytes"),
     ("nf4", {"weight.quant_map": None}, "quant_map is missing"),
@@ -365,6 +375,7 @@ SETTINGS = {
     "auto-round, 8 bits of activations": {"quant_method": "auto-round", "bits": 4, "act_bits": 8},
     "ModelOpt": {"quant_method": "modelopt", "quant_algo": "FP8", "config_groups": FLOAT["config_groups"]},
     "packed, no groups": {"quant_method": "compressed-tensors", "format": "pack-quantized"},
+    "packed, a group that is a number": COMPRESSED | {"config_groups": COMPRESSED["config_groups"] | {"group_1": 3}},
     "HQQ": {"quant_method": "hqq", "bits": 4}, "none named": {"": 0},
     "FP8 with blocks of 2^70": {"quant_method": "fp8", "weight_block_size": [128, 2**70]},
 }
@@ -388,6 +399,16 @@ def test_settings_that_are_not_supported(tmp_path, case):
 def test_settings_that_say_little(tmp_path, settings, key, value):
     """As transformers and compressed-tensors complete them; the inputs of a static order need no index."""
     assert check_settings(settings, tmp_path)[1][0][key] == value
+
+
+@pytest.mark.parametrize("packing, layout", [
+    ("auto", "gptq"), ("auto_round:gptq", "gptq"), ("auto_round:auto_gptq", "gptq"), ("auto_round", "gptq_v2"),
+    ("auto_round:auto_gptq:exllamav2", "gptq"), ("auto_round:gptqmodel", "gptq_v2"), ("auto_round:awq", "awq"),
+    ("auto_round:auto_awq", "awq")])
+def test_packings_of_auto_round(tmp_path, packing, layout):
+    """As auto-round's own inference takes them: auto_round/inference of version 0.16."""
+    settings = {"quant_method": "auto-round", "bits": 4, "group_size": 32, "packing_format": packing}
+    assert check_settings(settings, tmp_path)[1][0]["layout"] == layout
 
 
 def test_any_settings(tmp_path):

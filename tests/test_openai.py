@@ -13,7 +13,7 @@ ASKED = [{"role": "user", "content": PERU}]
 CALLS = "".join(f'<tool_call>\n{{"name": "{name}", "arguments": {{"a": 1}}}}\n</tool_call>' for name in "fg")
 
 
-def asked(model, **fields):
+def asked(model, /, **fields):
     """(the text of a request's prompt, its options)"""
     [(prompt, options)] = chat_request(model, {"messages": ASKED} | fields, Door(1000)).answers
     return model.tokenizer.decode(prompt), options
@@ -57,7 +57,8 @@ def test_how_many_of_a_thing_a_request_may_ask_for(demo):
     assert text_request(demo, {"prompt": "a", "logprobs": 20}, door).answers[0][1].logprobs == 20
     for make, body, field in ((chat_request, more | {"top_logprobs": 21}, "top_logprobs"),
                               (chat_request, {"messages": ASKED, "n": 9}, "n"),
-                              (text_request, {"prompt": ["a"] * 129}, "prompt"), (text_request, {"prompt": []}, "prompt"),
+                              (text_request, {"prompt": ["a"] * 129}, "prompt"),
+                              (text_request, {"prompt": []}, "prompt"),
                               (text_request, {"prompt": "a", "logprobs": 21}, "logprobs")):
         with pytest.raises(Refusal) as refused:
             make(demo, body, door)
@@ -86,6 +87,20 @@ def test_fields_that_change_nothing_at_their_defaults(demo):
         assert refused.value.param == name
     [(prompt, _)] = text_request(demo, DEFAULTS | {"prompt": "a", "tools": [], "tool_choice": "auto"}, Door(9)).answers
     assert prompt == demo.tokenizer.encode("a")
+
+
+# Clients of OpenAI, vLLM, llama.cpp, Open WebUI and LM Studio send these with any value.
+ABOUT_THE_CLIENT = """model user metadata store service_tier safety_identifier prompt_cache_key verbosity id id_slot ttl
+chat_id prompt_cache_retention prediction cache_prompt include_reasoning timings_per_token return_progress
+session_id request_id priority keep_alive client_metadata spaces_between_special_tokens incremental_output
+max_tool_calls mirostat_tau mirostat_eta xtc_threshold dynatemp_exponent dry_base dry_allowed_length dry_penalty_last_n
+dry_sequence_breakers"""
+
+
+def test_fields_that_never_change_an_answer(demo):
+    assert asked(demo, **dict.fromkeys(ABOUT_THE_CLIENT.split(), [7])) == asked(demo)
+    with pytest.raises(Refusal, match="unknown field metadatum"):
+        asked(demo, metadatum=5)
 
 
 @pytest.mark.parametrize("fields, param", [({"best_of": 2}, "best_of"), ({"best_of": 1, "n": 2}, "best_of"),

@@ -212,11 +212,12 @@ def test_uploads_that_come_in_part(fake, monkeypatch):
         assert served.ask(TRANSCRIPTIONS, *form(SPEECH))[0] == 200
 
 
-def test_nothing_of_an_upload_stays(fake):
+@pytest.mark.parametrize("context", [150, 4096], ids=["parts are answered", "the first part is heard"])
+def test_nothing_of_an_upload_stays(fake, context):
     """Heard, refused, left at several moments: without the garbage collector, because nothing holds itself."""
     fake(ENDLESS)
-    model = qwen3.load_model(HEARING)  # with long parts, as Qwen's models have: clients leave while the first is heard
-    model = replace(model, config=replace(model.config, context_length=4096))
+    model = qwen3.load_model(HEARING)
+    model = replace(model, config=replace(model.config, context_length=context))
     body, headers = form(OTHER)
     head = f"POST {TRANSCRIPTIONS} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n"
     with Served(model, slots=1) as served:

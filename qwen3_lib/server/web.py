@@ -84,7 +84,7 @@ class Log:
             await self.app(scope, receive, counting)
         finally:
             if scope["type"] == "http":
-                usage = scope["usage"]() if "usage" in scope else None
+                usage = scope.pop("usage", lambda: None)()  # else it would stay as long as the connection
                 tokens = f", {usage['prompt_tokens']} + {usage.get('completion_tokens', 0)} tokens" if usage else ""
                 line = f"{scope['method']} {brief(scope['path'])} {status}, {time.monotonic() - began:.2f} s{tokens}"
                 log.info(line)

@@ -12,7 +12,8 @@ This file and tokenizer_utils.py are enough for the second command. The folder q
 on the hub, quantized files and more. The model computes in float32; a comment says why where a number is float64.
 Read this file from top to bottom:
 
-    config -> components -> KV cache -> forward -> sampling -> generation -> conversation -> loading -> checks -> main
+    config -> components -> KV cache -> forward -> sampling -> generation -> conversation
+    then what a first reading can do without: towers -> loading -> checks -> main
 
 The data flow, with the sizes of Qwen3-0.6B (`n` is the number of tokens):
 
@@ -202,7 +203,7 @@ def swiglu(x: np.ndarray, gate_proj: np.ndarray, up_proj: np.ndarray, down_proj:
 
 
 def moe(x: np.ndarray, gate: np.ndarray, experts: dict[int, dict[str, np.ndarray]], config: Config) -> np.ndarray:
-    """Mixture of experts, x [n, hidden_size] -> the same shape. Source: Shazeer et al. 2017.
+    """Mixture of experts, x [n, hidden_size] -> the same shape; only qwen3_lib loads one. Source: Shazeer et al. 2017.
 
     Each expert is a SwiGLU. The router, gate [num_experts, hidden_size], gives a position a probability for each. The
     num_experts_per_tok most likely experts are added in proportion to it: many weights, but few are read per token.
@@ -235,34 +236,6 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCac
     h = rms_norm(x, w["post_attention_layernorm"], eps)
     return x + (moe(h, w["gate"], w["experts"], config) if "experts" in w else
                 swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"]))
-
-
-# Parts of the towers that read pictures and sounds: see qwen3_vision.py and qwen3_asr.py.
-
-def dense(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
-    """A linear layer with bias: x [n, inputs] -> [n, outputs]. w: a tower's weights, by their names."""
-    return linear(x, w[f"{name}.weight"]) + w[f"{name}.bias"]
-
-
-def layer_norm(x: np.ndarray, w: dict[str, Any], name: str, eps: float) -> np.ndarray:
-    """x [n, d] shifted to a mean of 0, then as in rms_norm, plus bias (Ba et al. 2016)."""
-    return rms_norm(x - x.mean(axis=-1, keepdims=True), w[f"{name}.weight"], eps) + w[f"{name}.bias"]
-
-
-def gelu(x: np.ndarray) -> np.ndarray:
-    """x times the probability that a normally distributed number is below x (Hendrycks & Gimpel 2016).
-
-    The tail, erfc(size / sqrt(2)) / 2, has the form of Abramowitz & Stegun 7.1.26 with one term more. Its factors were
-    fitted for p = 0.39 (minimax). So gelu is off by 1.4e-8 at most, before float32 rounds.
-    """
-    size = np.abs(x)
-    t, tail = 1 / (1 + np.float32(0.39 * 0.5 ** 0.5) * size), np.zeros_like(x)
-    for factor in (-0.113768459, 0.44333176, -0.317699449, 0.324779142, 0.0456944311, 0.117662574):
-        tail += np.float32(factor)  # in place: x is the largest array of a tower
-        tail *= t
-    tail *= np.exp(np.float32(-0.5) * size * size)
-    tail *= size
-    return np.maximum(x, 0) - tail
 
 
 # ---- KV cache: the keys and values of all positions so far -----------------------------------------------------------
@@ -317,9 +290,9 @@ class KVCache:
         return attention(q, self.k[layer, :, :end], self.v[layer, :, :end])
 
     def borders(self, token_ids: np.ndarray, ends: Iterable[int]) -> list[int]:
-        """After how many of the new tokens [n] a pass must stop, so that a cache can be cut back there: none needs it.
+        """Behind which of the new tokens [n] a pass must stop: none. A Qwen3.5 keeps its state where a turn ends.
 
-        `ends`: the end-of-text tokens, at which turns end: see qwen3_5.py.
+        `ends`: the end-of-text tokens, at which turns end.
         """
         return []
 
@@ -353,7 +326,7 @@ class KVCache:
         return {"token_ids": self.token_ids[:n], "k": self.k[..., :n, :], "v": self.v[..., :n, :]}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Becomes what gave these `arrays`. Raises InputError if they can't be those of such a cache."""
+        """Takes over the `arrays` of a cache of its kind. Raises InputError for other shapes or number formats."""
         k, n = self.k, arrays["token_ids"].size
         shape = (*k.shape[:2], n, k.shape[3])
         if arrays["token_ids"].shape != (n,) or any(arrays[name].shape != shape or arrays[name].dtype != k.dtype
@@ -373,33 +346,6 @@ class KVCache:
 
 CHUNK = 512  # prompt tokens that go through the layers together: enough for full speed of the matrix products
 TokenIds = list[int] | np.ndarray
-
-
-class Media:
-    """What a model's tower has made of pictures or sounds: see qwen3_vision.py and qwen3_asr.py.
-
-    Their tokens have ids below 0, where no vocabulary has any: ~id has the number of a picture or sound from bit 36 on,
-    and the token's place in it in the last 14 bits. A number is given once in a process. So caches, which compare ids,
-    never take one picture for another, and know a picture that comes again.
-    """
-
-    def __init__(self) -> None:
-        self.known = weakref.WeakValueDictionary[int | bytes, Any]()  # by their numbers, and by what they were made of
-
-    def __contains__(self, token_id: int) -> bool:
-        return token_id < 0 and int(~token_id >> 36) in self.known
-
-    def held(self, ids: np.ndarray) -> list[Any]:
-        """The pictures or sounds of these tokens [n]: they are known as long as this list is."""
-        return [self.known[number] for number in {*(~ids[ids < 0] >> 36).tolist()}]
-
-    def vectors(self, ids: np.ndarray) -> np.ndarray:
-        """Of tokens [n], all below 0 -> [1 + deepstack, n, hidden_size]: embeddings, then what the first layers get."""
-        return np.stack([self.known[int(~i >> 36)].vectors[:, ~i & 2**14 - 1] for i in ids], axis=1)
-
-    def positions(self, before: np.ndarray, ids: np.ndarray) -> np.ndarray:
-        """Of tokens [n] after the tokens `before`, for rope_tables: one by one, as in a text."""
-        return len(before) + np.arange(len(ids))
 
 
 class NextTokens(NamedTuple):
@@ -447,23 +393,22 @@ def passes(model: Model, parts: list[NextTokens], states: bool = False) -> Itera
     Raises InputError if a cache has no room for its tokens.
     """
     media, ids = model.media, together([part.token_ids for part in parts])
-    ends = list(itertools.accumulate(len(part.token_ids) for part in parts))
+    ends = [*itertools.accumulate(len(part.token_ids) for part in parts)]
+    places = [*zip(parts, [0, *ends], ends)]  # with the first and the last row of each sequence
     positions = together([part.cache.reserve(len(part.token_ids), part.guesses) for part in parts])
     if media is not None:
         positions = together([media.positions(cache.token_ids[:cache.length], new) for cache, new, *_ in parts])
-    wanted = together([np.arange(end - part.wanted, end) for part, end in zip(parts, ends)])
-    stops = {0, *range(0, len(ids), CHUNK), len(ids)}
-    for part, end in zip(parts, ends):
-        stops |= {end - len(part.token_ids) + n for n in part.cache.borders(part.token_ids, model.eos_token_ids)}
+    wanted = together([np.arange(end - part.wanted, end) for part, _, end in places])
+    stops = {*range(0, len(ids), CHUNK), len(ids)}
+    for part, first, _ in places:
+        stops |= {first + n for n in part.cache.borders(part.token_ids, model.eos_token_ids)}
     for start, stop in itertools.pairwise(sorted(stops)):
-        new, added = ids[start:stop], np.empty((0, stop - start, model.config.hidden_size), np.float32)
-        if media is not None and (seen := new < 0).any() and len(deep := media.vectors(new[seen])[1:]):  # deepstack
-            added = np.zeros((len(deep), *added.shape[1:]), np.float32)
-            added[:, seen] = deep
-        rows = [(part.cache, slice(max(end - len(part.token_ids), start) - start, min(end, stop) - start))
-                for part, end in zip(parts, ends) if end - len(part.token_ids) < stop and start < end]
-        here = wanted if len(stops) == 2 else wanted[(wanted >= start) & (wanted < stop)] - start
-        yield Pass(new, embed_tokens(model, new), positions[start:stop], rows, here, states, added)
+        new = ids[start:stop]
+        rows = [(part.cache, slice(max(first, start) - start, min(end, stop) - start))
+                for part, first, end in places if first < stop and start < end]
+        yield Pass(new, embed_tokens(model, new), positions[start:stop], rows,
+                   wanted[(start <= wanted) & (wanted < stop)] - start, states,
+                   media.added(new) if media is not None and (new < 0).any() else ())
 
 
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
@@ -533,11 +478,6 @@ class Sampling:
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
-# The fields of Sampling as options, for type checkers.
-SamplingOptions = TypedDict("SamplingOptions", {
-    "temperature": float | None, "top_k": int | None, "top_p": float | None, "min_p": float | None,
-    "repetition_penalty": float | None, "presence_penalty": float | None, "frequency_penalty": float | None},
-    total=False)
 RANGES = {"temperature": (0, 1e4), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (1e-4, 1e4),
           "presence_penalty": (-1e4, 1e4), "frequency_penalty": (-1e4, 1e4)}
 
@@ -657,7 +597,7 @@ class Sequence:
         self.token_ids.append(token)
         self.ids[-1] = token
         reasons = [reason for each in self.processors if (reason := each.after(token))]
-        if reasons or len(self.token_ids) >= self.limit:  # 0: a full cache; a last token needs no place
+        if reasons or len(self.token_ids) >= self.limit:  # the last token needs no place in the cache
             self.end(reasons[0] if reasons else "length")
         return [token]
 
@@ -738,13 +678,6 @@ class Stream(Iterator[str]):
         return f"<{type(self).__name__}, so far {self.text!r}: iterate over it, print it, or call its finish()>"
 
 
-# The options of chat that need qwen3_lib/generation/options.py, for type checkers.
-MoreOptions = TypedDict("MoreOptions", {
-    "stop": str | Iterable[str] | None, "logprobs": int | None, "think_budget": int | None, "stop_loops": bool | None,
-    "lookup": int | None, "draft": Any, "max_string": int | None, "logit_bias": dict[Any, float] | None,
-    "max_pixels": int | None, "schema": Any}, total=False)
-
-
 def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], tools: list[Any] | None = None,
          enable_thinking: bool | None = None, system: str | None = None,
          chat_template_kwargs: dict[str, Any] | None = None, *, max_new_tokens: int | None = None,
@@ -786,6 +719,73 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     settings = default_sampling(model, enable_thinking).updated(**sampling)
     sequence = Sequence(model, model.tokenizer.encode(text, False), **limits, **asdict(settings))
     return Stream(model, sequence, cache)  # type: ignore[return-value]
+
+
+# ======================================================================================================================
+# Here ends the model. The rest is pictures and sounds, files, checks of what comes from outside, and the command line.
+
+# ---- Towers: what qwen3_vision.py and qwen3_asr.py share -------------------------------------------------------------
+
+def dense(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
+    """A linear layer with bias: x [n, inputs] -> [n, outputs]. w: a tower's weights, by their names."""
+    return linear(x, w[f"{name}.weight"]) + w[f"{name}.bias"]
+
+
+def layer_norm(x: np.ndarray, w: dict[str, Any], name: str, eps: float) -> np.ndarray:
+    """x [n, d] shifted to a mean of 0, then as in rms_norm, plus bias (Ba et al. 2016)."""
+    return rms_norm(x - x.mean(axis=-1, keepdims=True), w[f"{name}.weight"], eps) + w[f"{name}.bias"]
+
+
+def gelu(x: np.ndarray) -> np.ndarray:
+    """x times the probability that a normally distributed number is below x (Hendrycks & Gimpel 2016).
+
+    The tail, erfc(size / sqrt(2)) / 2, has the form of Abramowitz & Stegun 7.1.26 with one term more. Its factors were
+    fitted for p = 0.39 (minimax). So gelu is off by 1.4e-8 at most, before float32 rounds.
+    """
+    size = np.abs(x)
+    t, tail = 1 / (1 + np.float32(0.39 * 0.5 ** 0.5) * size), np.zeros_like(x)
+    for factor in (-0.113768459, 0.44333176, -0.317699449, 0.324779142, 0.0456944311, 0.117662574):
+        tail += np.float32(factor)  # in place: x is the largest array of a tower
+        tail *= t
+    tail *= np.exp(np.float32(-0.5) * size * size)
+    tail *= size
+    return np.maximum(x, 0) - tail
+
+
+class Media:
+    """What a model's tower has made of pictures or sounds: see qwen3_vision.py and qwen3_asr.py.
+
+    Their tokens have ids below 0, where no vocabulary has any: ~id has the number of a picture or sound from bit 36 on,
+    and the token's place in it in the last 14 bits. A number is given once in a process. So caches, which compare ids,
+    never take one picture for another, and know a picture that comes again.
+    """
+
+    def __init__(self) -> None:
+        self.known = weakref.WeakValueDictionary[int | bytes, Any]()  # by their numbers, and by what they were made of
+
+    def __contains__(self, token_id: int) -> bool:
+        return token_id < 0 and int(~token_id >> 36) in self.known
+
+    def held(self, ids: np.ndarray) -> list[Any]:
+        """The pictures or sounds of these tokens [n]: they are known as long as this list is."""
+        return [self.known[number] for number in {*(~ids[ids < 0] >> 36).tolist()}]
+
+    def vectors(self, ids: np.ndarray) -> np.ndarray:
+        """Of tokens [n], all below 0 -> [1 + k, n, hidden_size]: embeddings, then what the first k layers get, too."""
+        numbers, places = ~ids >> 36, ~ids & 2**14 - 1
+        found = {number: self.known[number].vectors for number in {*numbers.tolist()}}
+        return np.stack([found[number][:, place] for number, place in zip(numbers.tolist(), places)], axis=1)
+
+    def added(self, ids: np.ndarray) -> np.ndarray:
+        """Of tokens [n] -> [k, n, hidden_size]: what is added after the first k layers; 0 for words (deepstack)."""
+        vectors = self.vectors(ids[ids < 0])[1:]
+        added = np.zeros((len(vectors), len(ids), vectors.shape[2]), np.float32)
+        added[:, ids < 0] = vectors
+        return added
+
+    def positions(self, before: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Of tokens [n] after the tokens `before`, for rope_tables: one by one, as in a text."""
+        return len(before) + np.arange(len(ids))
 
 
 # ---- Loading: a folder with config.json, tokenizer.json and *.safetensors --------------------------------------------
@@ -1198,6 +1198,17 @@ def check_finite(model: Model, logits: np.ndarray) -> None:
         reason = next((f"{name} has NaN or infinity" for name, tensor in model.source.tensors.items()
                        if tensor.dtype in DTYPES and not np.isfinite(to_float32(tensor)).all()), model.engine.overflow)
         raise InputError(f"{model.path}: the logits are not finite: {reason}") from FloatingPointError()
+
+
+# What type checkers know of options: the fields of Sampling, and those of qwen3_lib/generation/options.py.
+SamplingOptions = TypedDict("SamplingOptions", {
+    "temperature": float | None, "top_k": int | None, "top_p": float | None, "min_p": float | None,
+    "repetition_penalty": float | None, "presence_penalty": float | None, "frequency_penalty": float | None},
+    total=False)
+MoreOptions = TypedDict("MoreOptions", {
+    "stop": str | Iterable[str] | None, "logprobs": int | None, "think_budget": int | None, "stop_loops": bool | None,
+    "lookup": int | None, "draft": Any, "max_string": int | None, "logit_bias": dict[Any, float] | None,
+    "max_pixels": int | None, "schema": Any}, total=False)
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import contextlib
 import json
 import os
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, BinaryIO, Self
 
@@ -25,7 +26,7 @@ except ImportError:  # Windows: nothing keeps two processes from one file
     fcntl = None  # type: ignore[assignment]
 
 
-class Journal:
+class Journal(ABC):
     """The results of a job, and its description. A subclass takes the results of an earlier run, and writes new ones.
 
     below: the results stand below the description in NAME.job, and not in NAME
@@ -54,18 +55,18 @@ class Journal:
             self.close = opened.pop_all().close
 
     @property
+    @abstractmethod
     def so_far(self) -> str:
         """How much is done, for people; "" for nothing."""
-        raise NotImplementedError
 
     @property
     def way_on(self) -> str:
         """What to tell a user whose job ends too early."""
         return f"; done: {self.so_far}; the same command goes on from there" if self.so_far else ""
 
+    @abstractmethod
     def take(self, line: bytes) -> bool:
         """Takes a line that an earlier run has written; False if it is no whole result: then it is removed."""
-        raise NotImplementedError
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:

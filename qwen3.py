@@ -873,6 +873,10 @@ class Tensor(NamedTuple):
     def shape(self) -> tuple[int, ...]:
         return self.data.shape
 
+    def read(self) -> np.ndarray:
+        """The numbers; a tensor that its file holds in another form computes them."""
+        return self.data
+
 
 DTYPES: dict[str, Any] = dict(BF16=np.dtype("<u2"), F16=np.dtype("<f2"), F32=np.dtype("<f4"), F64=np.dtype("<f8"))
 
@@ -899,7 +903,7 @@ def map_safetensors(file: Path, dtypes: dict[str, Any] = DTYPES) -> dict[str, Te
 
 def to_float32(tensor: Tensor) -> np.ndarray:
     """The tensor as float32; a float32 tensor stays in the file. bfloat16 is the upper half of a float32."""
-    data = tensor.data
+    data = tensor.read()
     if tensor.dtype == "F32" and data.flags.aligned:
         return data
     values: Any = data.astype(np.uint32 if tensor.dtype == "BF16" else np.float32)

@@ -24,8 +24,7 @@ from qwen3_lib.kernels import objects, vectors
 from qwen3_lib.kernels.build import kernel_at, linker, make_kernels, symbol
 from qwen3_lib.kernels.dense import DENSE_STEPS
 from qwen3_lib.kernels.cpu import INT8_SHAPES, ON_ARM, PAIRS, PATH
-from qwen3_lib.kernels.layout import (FORMATS, INT8, KEYS, PRODUCT, REARRANGED, ROUNDED, TRANSPOSES, VALUES,
-                                      is_packed)
+from qwen3_lib.kernels.layout import (FORMATS, INT8, KEYS, PRODUCT, REARRANGED, ROUNDED, VALUES, is_packed)
 from qwen3_lib.kernels.objects import compile_layers, compile_product
 from qwen3_lib.kernels.vectors import FLOAT, I8, I32, I64, LANES, loop, splat, vector, widened_form
 
@@ -81,9 +80,7 @@ def replaced(functions: np.ndarray, kinds: tuple[int, ...], nothing: int) -> np.
     """A table of products, see products.py, where those of some kinds do nothing."""
     functions = functions.copy()
     for kind in kinds:
-        functions[kind]["address"] = nothing
-    if KEYS in kinds:
-        functions["address"][TRANSPOSES][functions["address"][TRANSPOSES] != 0] = nothing
+        functions[kind]["address"] = functions[kind]["rearrange"] = nothing
     return functions
 
 

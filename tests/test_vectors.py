@@ -11,7 +11,7 @@ from packed import FORMATS, packed_vectors, reference, stored
 from qwen3_lib.kernels import attention, cpu, objects, spread, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
-from qwen3_lib.kernels.layout import (GROUP16_BYTES, INT8, MORE, ROUNDED, VECTORS, factors_size, is_packed,
+from qwen3_lib.kernels.layout import (GROUP16_BYTES, INT8, HIGH_BITS, ROUNDED, VECTORS, factors_size, is_packed,
                                       packed_shape, padded, unit_size)
 from qwen3_lib.kernels.vectors import Way
 
@@ -132,7 +132,7 @@ def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
     """The least and the greatest bytes of weights, times the largest ones of a vector, alone and two at a time."""
     form, n = FORMATS[name], 128
     data, weight = stored(np.random.default_rng(0).standard_normal((32, n)).astype(np.float32), form)
-    size, whole = unit_size(form), 512 + 256 if name == "q6_k" else 1024 + 256 * MORE[form]
+    size, whole = unit_size(form), 512 + 256 if name == "q6_k" else 1024 + 256 * HIGH_BITS[form]
     for byte in (0, 255):
         for unit in data[0, factors_size(form):].reshape(-1, size):
             unit[size - whole:] = byte  # all but the scales and minima

@@ -42,10 +42,10 @@ class Blocks(NamedTuple):
 
 
 class PackedTensor(NamedTuple):
-    """A matrix that its file holds in another form, with the fields of Tensor: `data` is computed at each access.
+    """A matrix that its file holds in another form, with the fields of Tensor but `data`: `read` computes the numbers.
 
     blocks(start, stop) gives these rows; start is a multiple of ROWS_AT_ONCE.
-    `dtype` is what data gives: "F32", the exact numbers, or "BF16", the nearest ones in half the memory.
+    `dtype` is what `read` gives: "F32", the exact numbers, or "BF16", the nearest ones in half the memory.
     bits: of a number in the file, without its share of the scales. A matrix that an adapter has changed has 16, in
     which the fast engine rounds it to bfloat16, or 32, if its base was float16 or float32.
     group: the columns that share a scale; 0 where blocks give values. factored: whether blocks have factors.
@@ -58,9 +58,8 @@ class PackedTensor(NamedTuple):
     group: int = 0
     factored: bool = False
 
-    @property
     @np.errstate(over="ignore", invalid="ignore")  # infinity in a scale is reported once it has reached the logits
-    def data(self) -> np.ndarray:
+    def read(self) -> np.ndarray:
         out = np.empty(self.shape, DTYPES[self.dtype])
         step = max(2**22 // self.shape[1] // ROWS_AT_ONCE, 1) * ROWS_AT_ONCE  # a few megabytes at a time
         for start in range(0, len(out), step):

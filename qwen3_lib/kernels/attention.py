@@ -135,7 +135,7 @@ def write_weighted_rows(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
     A few rows at a time, from left to right, so that the memory is read in its order; the sums stay in the first cache.
     ROUNDED: x is bf16 numbers as float32, and the odd row of a pair comes before the even one, as in `add_pairs`.
     """
-    size = 32 * FORMATS[form].size
+    size = 32 * FORMATS[form].number_size
 
     def tile(first: Any, order: Sequence[int]) -> None:
         rows, whole = [at(b, w, (stride, first), (stride, r)) for r in range(len(order))], size * len(order)

@@ -21,8 +21,8 @@ from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_
                                           to_bytes, uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP16_BYTES, GROUP_BYTES,
                                       IN_PARTS, KEYS, KV8, OUT, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, SPREAD,
-                                      STRIP, TOGETHER, TRANSPOSED, TRANSPOSES, UP, VALUES, VECTORS, WHOLE, WIDENED,
-                                      WIDENS, K, Q, V, is_packed, padded, unit_size)
+                                      STRIP, TOGETHER, TRANSPOSED, UP, VALUES, VECTORS, WHOLE, WIDENED, K, Q, V,
+                                      is_packed, padded, unit_size)
 
 # ---- The small steps of a layer --------------------------------------------------------------------------------------
 
@@ -190,11 +190,10 @@ def linear(products, w, x, packed, out, column, start, end, own):
         return
     how, tiles = tiling(products[PRODUCT, w.form], n, WIDENED[w.form])
     functions, width = products[PRODUCT, w.form, how], up_to(w.columns, 2 * GROUP)
-    widens = products[WIDENS, w.form, TOGETHER].address[1] if how == REARRANGED else 0
     for first in range(start, end, PANEL):
         block, ahead = w.address + first // PANEL * w.stride, w.stride if first + PANEL < end else 0
-        if widens:
-            call_at(widens, (block, width, own.ctypes.data))
+        if how == REARRANGED:
+            call_at(functions.rearrange, (block, width, own.ctypes.data))
             block, ahead = own.ctypes.data, block + ahead - own.ctypes.data
         for tile in range(tiles):
             t, next_ = n * tile // tiles, n * (tile + 1) // tiles
@@ -223,7 +222,7 @@ def float_strip(products, w, x, out, first, rows, own):
     functions = products[PRODUCT, w.form, how]
     room = 2 if PAIRS and w.form == ROUNDED else 1  # vectors of bf16 take half of it
     sums, copy = own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
-    transposes = products[TRANSPOSES, w.form, TOGETHER].address[1] if how == REARRANGED else 0
+    transposes = functions.rearrange if how == REARRANGED else 0
     apart, padded_rows = tiles > 1 and width > room * WHOLE, rows
     depth = (WHOLE if transposes else room * DEPTH) if apart else width
     if transposes:
@@ -333,12 +332,12 @@ def attend(products, q, group, seen, keys, values, form, out, own):
     scores, own_keys = floats_at(own.ctypes.data, (VECTORS, BLOCK)), own[VECTORS * BLOCK:].ctypes.data
     k, v, in_block = keys.ctypes.data, values.ctypes.data, seen_by((n - 1) // group, seen)
     if how == REARRANGED and in_block > 0:
-        call_at(products[TRANSPOSES, form, TOGETHER].address[1], (k, stride, in_block, width, own_keys))
+        call_at(functions.rearrange, (k, stride, in_block, width, own_keys))
         k = own_keys
     weigh, v_stride = products[VALUES, form, TOGETHER], stride
     if how == REARRANGED and products[VALUES, form, REARRANGED].most > 0:
         weigh, v, v_stride = products[VALUES, form, REARRANGED], own_keys + 2 * BLOCK * width, in_block // 2 * 64
-        call_at(products[TRANSPOSES, form, IN_PARTS].address[1], (values.ctypes.data, stride, in_block, width, v))
+        call_at(weigh.rearrange, (values.ctypes.data, stride, in_block, width, v))
     out[:] = 0
     for tile in range(tiles):
         start, end = n * tile // tiles, n * (tile + 1) // tiles

@@ -50,9 +50,9 @@ from qwen3_lib.kernels.cpu import PATH
 class Format(NamedTuple):
     """How numbers are kept: by rows, or packed."""
     name: str
-    size: float = 0  # bytes of a number in a row; 0 where packed
+    number_size: int = 0  # bytes of a number in a row; 0 where packed
     halves: int = 0  # groups of 32 columns in a unit; two of them share its bytes
-    more: int = 0  # bits of a number beyond the first four
+    high_bits: int = 0  # bits of a number beyond the first four
     minima: int = 0  # 1 with a minimum for each group
     least: int = 0  # the least and the greatest whole number
     most: int = 0
@@ -60,22 +60,37 @@ class Format(NamedTuple):
     shared: int = 0  # units of 256 columns whose scales, of 8 bits, are multiplied by a common float16; 0 without it
     offset: int = 0  # what is subtracted from each number; 0 with a minimum or a zero for each group
     float16: bool = False  # the scales of 16 bits are float16; else see BIAS
-    scale: int = 2  # bytes of a scale in a unit
+    scale_size: int = 2  # bytes of a scale in a unit
 
 
-F32, BF16, F16, ROUNDED, KV8, INT8, INT5, INT4, Q5_1, Q4_1, Q6_K, Q5_K, Q4_K, Q4_0, WIDE, WIDE_M = range(16)
-FORMATS = (Format("f32", 4), Format("bf16", 2), Format("f16", 2), Format("bf16_rounded", 2), Format("int8", 1),
-           Format("int8", halves=1, least=1, most=255, offset=128), Format("int5", halves=2, more=1, most=31),
-           Format("int4", halves=2, most=15), Format("q5_1", halves=2, more=1, minima=1, most=31),
-           Format("q4_1", halves=2, minima=1, most=15),
-           Format("q6_k", halves=2, more=2, most=63, group=16, shared=8, offset=32, scale=1),
-           Format("q5_k", halves=2, more=1, minima=1, most=31, shared=4, scale=1),
-           Format("q4_k", halves=2, minima=1, most=15, shared=4, scale=1),
-           Format("q4_0", halves=2, most=15, offset=8, float16=True),
-           Format("wide", halves=1, offset=128, scale=4), Format("wide_m", halves=1, minima=1, scale=4))
-HALVES, MORE, MINIMA, LEAST, MOST, GROUPS, SHARED, SCALE = (  # for kernels, by the format
+FORMATS = list[Format]()  # kernels know a format by its place here
+
+
+def new_format(name: str, **about: Any) -> int:
+    FORMATS.append(Format(name, **about))
+    return len(FORMATS) - 1
+
+
+F32 = new_format("f32", number_size=4)
+BF16 = new_format("bf16", number_size=2)
+F16 = new_format("f16", number_size=2)
+ROUNDED = new_format("bf16_rounded", number_size=2)
+KV8 = new_format("int8", number_size=1)
+INT8 = new_format("int8", halves=1, least=1, most=255, offset=128)  # is_packed: this one and all that follow
+INT5 = new_format("int5", halves=2, high_bits=1, most=31)
+INT4 = new_format("int4", halves=2, most=15)
+Q5_1 = new_format("q5_1", halves=2, high_bits=1, minima=1, most=31)
+Q4_1 = new_format("q4_1", halves=2, minima=1, most=15)
+Q6_K = new_format("q6_k", halves=2, high_bits=2, most=63, group=16, shared=8, offset=32, scale_size=1)
+Q5_K = new_format("q5_k", halves=2, high_bits=1, minima=1, most=31, shared=4, scale_size=1)
+Q4_K = new_format("q4_k", halves=2, minima=1, most=15, shared=4, scale_size=1)
+Q4_0 = new_format("q4_0", halves=2, most=15, offset=8, float16=True)
+STORABLE = range(len(FORMATS))  # of matrices and caches; the others are made from these while a prompt is computed
+WIDE = new_format("wide", halves=1, offset=128, scale_size=4)
+WIDE_M = new_format("wide_m", halves=1, minima=1, scale_size=4)
+HALVES, HIGH_BITS, MINIMA, LEAST, MOST, GROUPS, SHARED, SCALE_SIZE = (  # for kernels, by the format
     np.array([getattr(format_, name) for format_ in FORMATS])
-    for name in ("halves", "more", "minima", "least", "most", "group", "shared", "scale"))
+    for name in ("halves", "high_bits", "minima", "least", "most", "group", "shared", "scale_size"))
 
 GROUP, PANEL = 32, 32  # columns with one scale, in most formats; rows of a block
 GROUP_SUMS = 16  # bytes of the scale and the sums of a group of a packed vector
@@ -98,8 +113,8 @@ NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn
 # them has failed; from TAKEN on, how many pieces of up to three matrices are taken.
 ARRIVED, ROUND, ABANDONED, TAKEN = 0, 8, 9, 16
 
-PRODUCT, KEYS, VALUES, WIDENS, TRANSPOSES = range(5)  # the first index of the table of products.py,
-TOGETHER, IN_PARTS, REARRANGED = range(3)  # and the third: all vectors at once; in parts; after WIDENS or TRANSPOSES
+PRODUCT, KEYS, VALUES = range(3)  # the first index of the table of products.py: weights, keys, values
+TOGETHER, IN_PARTS, REARRANGED = range(3)  # and the third: all vectors at once; in parts; with rows rearranged before
 VECTORS = 8  # at most so many vectors are multiplied with a row together
 PROMPT = 64  # so many vectors are multiplied with 32 rows of gate and up at a time: all of it stays in the second cache
 TRANSPOSED = 32  # so many queries of one KV head pay for transposing its keys: see attention.py
@@ -143,8 +158,9 @@ CACHE_ROWS = record("form", "size")  # of all caches
 # pass and after it.
 RUN = record("first", "end", "late", "late_after")
 STATE = record("history", "memory", "late")  # the addresses of the arrays of delta.state_of
-# The machine code for some vectors: the most that are multiplied at once; the address of the function for each number.
-FUNCTIONS = np.dtype((np.record, [("most", np.int64), ("address", np.int64, (VECTORS + 1,))]))
+# The machine code for some vectors: the most that are multiplied at once; the address of the function for each number;
+# that of the function which rearranges the rows before.
+FUNCTIONS = np.dtype((np.record, [("most", np.int64), ("address", np.int64, (VECTORS + 1,)), ("rearrange", np.int64)]))
 # What a kernel gets: the number of threads; the address of a barrier int64 [24]; the layers first to last - 1; the
 # address of the table of all fields of Layers, NewTokens and Space, and of products.py's table; 1 if logits follow.
 JOB = record("n_threads", "barrier", "first", "last", "table", "logits")
@@ -231,10 +247,15 @@ def is_packed(form: int) -> bool:
     return form >= INT8
 
 
+def fours_in_16_bits(form: int) -> int:
+    """How many products of four columns with signed bytes an int16 holds, each the sum of two: 2 * 8 * 15 * 127."""
+    return (2**15 - 1) // (2 * (16 * 2**FORMATS[form].high_bits - 1) * 127)
+
+
 def unit_size(form: int) -> int:
     """The bytes of a unit of a packed format: scales, minima, further bits, and 1024 or 512 bytes of weights."""
-    scales = PANEL * HALVES[form] * (SCALE[form] + MINIMA[form] * (1 if SHARED[form] else 4))
-    return PANEL * GROUPS[form] + 256 * min(MORE[form], 1) + scales
+    scales = PANEL * HALVES[form] * (SCALE_SIZE[form] + MINIMA[form] * (1 if SHARED[form] else 4))
+    return PANEL * GROUPS[form] + 256 * min(HIGH_BITS[form], 1) + scales
 
 
 def factors_size(form: int) -> int:

@@ -68,9 +68,9 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
     minima = of_row(units[..., ends[0]:ends[1]].copy().view(lowest)) if format_.minima else None
     bytes_, further = of_row(units[..., -weights:], 4), units[..., -weights - 256:-weights]
     q = bytes_[:, :, None] if halves == 1 else np.stack([bytes_ & 15, bytes_ >> 4], axis=2)  # [n, units, halves, 8, 4]
-    if more := format_.more:
-        shifts = np.arange(0, 8, more, np.uint8).reshape(-1, 2).T.reshape(2, 1, -1, 1)  # halves, then four columns each
-        bits = of_row(further, 4)[:, :, None, :, None] >> shifts & np.uint8(2**more - 1)
+    if n_bits := format_.high_bits:
+        shifts = np.arange(0, 8, n_bits, np.uint8).reshape(-1, 2).T.reshape(2, 1, -1, 1)  # halves, then four columns each
+        bits = of_row(further, 4)[:, :, None, :, None] >> shifts & np.uint8(2**n_bits - 1)
         q = q | bits.reshape(q.shape) << 4
     if format_.shared:
         common = of_row(parts[..., :head].copy().view("f2")).astype(np.float32).repeat(format_.shared, axis=1)
@@ -83,7 +83,7 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
     elif format_.offset:
         rows = scales[..., None, None] * (q - np.float32(format_.offset))
     else:
-        rows = scales[..., None, None] * (q - (6 + (words & 15)[..., None, None] / np.float32(4)) * (1 + format_.more))
+        rows = scales[..., None, None] * (q - (6 + (words & 15)[..., None, None] / np.float32(4)) * (1 + format_.high_bits))
     return np.ascontiguousarray(rows.reshape(len(ids), -1)[:, :columns], np.float32)
 
 
@@ -211,9 +211,10 @@ def factored(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers 
 def floats_of(tensor: AnyTensor, form: int) -> np.ndarray:
     """A matrix by rows, which are padded to a multiple of 32; a view of the file where that changes nothing."""
     dtype = FORMATS[form].name.upper()
-    data = tensor._replace(dtype=dtype).data if isinstance(tensor, PackedTensor) else tensor.data
-    if not isinstance(tensor, PackedTensor) and tensor.dtype != dtype:
-        data = to_float32(tensor)
+    if isinstance(tensor, PackedTensor):
+        data = tensor._replace(dtype=dtype).read()
+    else:
+        data = tensor.data if tensor.dtype == dtype else to_float32(tensor)
     if data.shape[1] % 32 or data.strides[1] != data.itemsize:  # the latter: an expert of a Qwen3-VL, by columns
         data, found = zeros((len(data), padded(data.shape[1], 32)), data.dtype), data
         data[:, :found.shape[1]] = found

@@ -15,8 +15,7 @@ from qwen3_lib.kernels.build import address_of, code_place, make_kernels, read_c
 from qwen3_lib.kernels.cpu import AVX512, LONG, PATH
 from qwen3_lib.kernels.kind import kind_for, steps_of
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
-                                      TOGETHER, TRANSPOSED, TRANSPOSES, VALUES, VECTORS, WIDE, WIDENED, WIDENS,
-                                      is_packed)
+                                      STORABLE, TOGETHER, TRANSPOSED, VALUES, VECTORS, WIDENED, is_packed)
 from qwen3_lib.kernels.objects import compile_product
 from qwen3_lib.kernels.spread import DOTS, SPREAD_WAY
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
@@ -28,37 +27,36 @@ Needs = tuple[tuple[int, int], ...]  # (format, number of vectors) of products
 
 @lru_cache(64)
 def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
-    """The functions for products with weights and, in `queries`, for attention to a cache -> FUNCTIONS [5, formats, 3].
+    """The functions for products with weights and, in `queries`, for attention to a cache -> FUNCTIONS [3, formats, 3].
 
     [PRODUCT, format, TOGETHER] multiplies all vectors at once with rows of a format, [.., IN_PARTS] parts of them;
-    likewise [KEYS, ..] for attention, and [VALUES, format, TOGETHER] of weighted_rows.
-    [WIDENS, format, TOGETHER], for one block, makes a block of a format its widened_form, or spreads it (AVX2), which
-    [PRODUCT, format, REARRANGED] multiplies with WIDENED vectors or more; its address is 0 where that's not needed.
-    [TRANSPOSES, format, TOGETHER] transposes keys, which [KEYS, format, REARRANGED] multiplies with TRANSPOSED queries
-    or more, and weights for [PRODUCT, format, REARRANGED]. Without AVX-512, [TRANSPOSES, format, IN_PARTS] pairs the
-    values for [VALUES, format, REARRANGED].
+    likewise [KEYS, ..] for attention, and [VALUES, format, TOGETHER] of weighted_rows. [.., REARRANGED], where
+    `most` > 0, does so for many vectors, after its `rearrange` has made rows what it multiplies: of packed weights, a
+    block its widened_form, or spread (AVX2); other weights and keys transposed; values in pairs (without AVX-512).
     """
-    table = np.zeros((5, len(FORMATS), 3), FUNCTIONS)
+    table = np.zeros((3, len(FORMATS), 3), FUNCTIONS)
     for form, n in needs:
         if n >= WIDENED[form] and (wide := widened_form(form)) != form:
-            way = way_of(wide, MANY)
-            table[WIDENS, form, TOGETHER].address[1] = function("widened", form, 1, way)
-            fill(table[PRODUCT, form, REARRANGED], way.vectors, "packed_product", wide, n, lambda _, way=way: way)
+            way, functions = way_of(wide, MANY), table[PRODUCT, form, REARRANGED]
+            functions.rearrange = function("widened", form, 1, way)
+            fill(functions, way.vectors, "packed_product", wide, n, lambda _, way=way: way)
         elif n >= WIDENED[form] and is_packed(form) and PATH == DOTS:
-            table[WIDENS, form, TOGETHER].address[1] = function("spread", form, 1, SPREAD_WAY)
-            fill(table[PRODUCT, form, REARRANGED], SPREAD_WAY.vectors, "spread_product", form, n, lambda _: SPREAD_WAY)
+            functions = table[PRODUCT, form, REARRANGED]
+            functions.rearrange = function("spread", form, 1, SPREAD_WAY)
+            fill(functions, SPREAD_WAY.vectors, "spread_product", form, n, lambda _: SPREAD_WAY)
         elif n >= LONG and form in TRANSPOSABLE:
-            fill_transposed(table, PRODUCT, "transposed_product", form, n)
+            fill_transposed(table[PRODUCT, form, REARRANGED], "transposed_product", form, n)
         else:
             fill_product(table[PRODUCT, form], form, n)
     for form, n in queries:
         way = way_of(form, AT_ONCE)
         kind = "weighted_pairs" if form == ROUNDED and AVX512 else "weighted_rows"
         if n >= TRANSPOSED and form in TRANSPOSABLE:
-            found = fill_transposed(table, KEYS, "transposed_scores", form, n)
+            found = fill_transposed(table[KEYS, form, REARRANGED], "transposed_scores", form, n)
             if not AVX512:
-                table[TRANSPOSES, form, IN_PARTS].address[1] = function("paired_rows", form, 1, way)
-                fill(table[VALUES, form, REARRANGED], way.vectors, "paired_product", form, n, lambda _, way=way: way)
+                functions = table[VALUES, form, REARRANGED]
+                functions.rearrange = function("paired_rows", form, 1, way)
+                fill(functions, way.vectors, "paired_product", form, n, lambda _, way=way: way)
                 continue
         else:
             found = fill_product(table[KEYS, form], form, n)
@@ -67,11 +65,11 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
     return table
 
 
-def fill_transposed(table: np.ndarray, use: int, kind: str, form: int, n: int) -> set[int]:
-    """`fill` of a table with the products of n vectors with rows that are transposed before."""
+def fill_transposed(functions: np.record, kind: str, form: int, n: int) -> set[int]:
+    """`fill` with the products of n vectors with rows that are transposed before."""
     way = way_of(form, AT_ONCE)
-    table[TRANSPOSES, form, TOGETHER].address[1] = function("transposed_rows", form, 1, way)
-    return fill(table[use, form, REARRANGED], way.vectors, kind, form, n, lambda _: way)
+    functions.rearrange = function("transposed_rows", form, 1, way)
+    return fill(functions, way.vectors, kind, form, n, lambda _: way)
 
 
 def fill(functions: np.record, most: int, kind: str, form: int, n: int, way: Callable[[int], Way]) -> set[int]:
@@ -116,7 +114,7 @@ def compile_all() -> Path:
     wanted = [steps_of(kind_for(kind), config) for kind in {each.fast: each for each in MODEL_TYPES.values()}.values()
               for config in configs]
     make_kernels(*wanted, *PACKERS)
-    for form in range(WIDE):
+    for form in STORABLE:
         needs = any_number(form, LONG + 1)
         functions_for(needs, () if is_packed(form) else (*needs, (form, TRANSPOSED + 1)))
     folder, made_from = code_place()

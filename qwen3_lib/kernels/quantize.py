@@ -5,7 +5,7 @@ from numba.types import float32, int16, uint8
 from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import bits_of, entry, float_of, floats_at, uint16s_at, uint32s_at
 from qwen3_lib.kernels.layers import unit_bytes
-from qwen3_lib.kernels.layout import BIAS, GROUP, GROUPS, HALVES, LEAST, MINIMA, MORE, MOST, PANEL, SHARED, factors_size
+from qwen3_lib.kernels.layout import BIAS, GROUP, GROUPS, HALVES, LEAST, MINIMA, HIGH_BITS, MOST, PANEL, SHARED, factors_size
 
 weights, block_of, group_of, work_of = (entry(i, kind, n) for i, (kind, n) in enumerate(
     [(float32, 2), (uint8, 1), (float32, 2), (float32, 2)]))  # of quantize_block
@@ -25,7 +25,7 @@ def zero_from(word, form):
     """What is subtracted from a packed weight."""
     if HALVES[form] == 1:
         return np.float32(128)
-    return (np.float32(6) + np.float32(0.25) * np.float32(word & 15)) * np.float32(2 if MORE[form] else 1)
+    return (np.float32(6) + np.float32(0.25) * np.float32(word & 15)) * np.float32(2 if HIGH_BITS[form] else 1)
 
 
 @compiled
@@ -50,7 +50,7 @@ def choose_scales(group, form, words, work):
         for r in range(PANEL):
             low[r], high[r] = min(low[r], group[c, r]), max(high[r], group[c, r])
     fixed = HALVES[form] == 1  # the zero
-    least, levels, unit = np.float32(LEAST[form]), np.float32(MOST[form]), np.float32(0.5 if MORE[form] else 1)
+    least, levels, unit = np.float32(LEAST[form]), np.float32(MOST[form]), np.float32(0.5 if HIGH_BITS[form] else 1)
     for trial in range(SCALES if fixed else SCALES + 2):  # the last two: the best so far with another zero
         for r in range(PANEL):
             if fixed:
@@ -118,13 +118,13 @@ def pack_group(unit, half, form, group):
     """Writes a group of whole numbers, float32 [columns, 32 rows], into its unit, whose bytes are zeros before."""
     start, n = len(unit) - PANEL * GROUPS[form], GROUPS[form] // 4
     values = uint32s_at(unit[start:].ctypes.data, (PANEL * n,))
-    further = unit[start - 256 * min(MORE[form], 1):start]
+    further = unit[start - 256 * min(HIGH_BITS[form], 1):start]
     mask = np.uint32(0xFFFFFFFF if HALVES[form] == 1 else 0x0F0F0F0F)
     for k in range(n):
         for r in range(PANEL):
             values[PANEL * k + r] |= (four(group, k, r) & mask) << np.uint32(4 * half)
-    if MORE[form]:
-        some, more = uint32s_at(further.ctypes.data, (len(further) // 4,)), MORE[form]
+    if HIGH_BITS[form]:
+        some, more = uint32s_at(further.ctypes.data, (len(further) // 4,)), HIGH_BITS[form]
         mask = np.uint32(0x01010101 * (2**more - 1))
         for k in range(n):
             place, shift = PANEL * (more * k // 4), np.uint32(more * (2 * k + half) % 8)

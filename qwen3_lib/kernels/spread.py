@@ -17,7 +17,7 @@ from typing import Any
 from llvmlite import ir
 
 from qwen3_lib.kernels.cpu import BYTE_OFFSET, PATH
-from qwen3_lib.kernels.layout import FORMATS, GROUP, GROUP_BYTES, GROUP_SUMS, PANEL, unit_size
+from qwen3_lib.kernels.layout import FORMATS, GROUP, GROUP_BYTES, GROUP_SUMS, PANEL, fours_in_16_bits, unit_size
 from qwen3_lib.kernels.vectors import (FLOAT, I8, I16, I32, I64, PackedVector, Way, at, broadcast, dot_bytes, fma,
                                        half_bytes, load, loop, minus_zero, odd_and_even, pair_sums, prefetch,
                                        scales_of, splat, store, unit_of, variable, vector, widened, zero_sums)
@@ -131,7 +131,7 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
     format_, size, lanes, columns = FORMATS[form], spread_size(form), REGISTER // 4, FORMATS[form].group // 4
     keys, int16 = list(itertools.product(range(n_vectors), range(way.rows))), is_int16(form)
     narrow, shifted = DOTS == "avx2" and not int16, DOTS == "vnni" and format_.offset == BYTE_OFFSET
-    steps = min(columns, (8, 4, 2)[format_.more]) if narrow else columns  # 16 bits hold 2 * 2 * 63 * 127
+    steps = min(columns, fours_in_16_bits(form)) if narrow else columns
     zero, halves = splat(I16, 2 * lanes, 0) if narrow else splat(I32, lanes, 0), range(1 + int16)
     parts, groups, numbers = GROUP // format_.group, b.sdiv(n, I64(GROUP)), GROUP * len(halves)
     x = at(b, x, (groups, GROUP_BYTES)) if int16 else x  # behind all groups

@@ -17,7 +17,7 @@ from llvmlite import ir
 
 from qwen3_lib.kernels.cpu import BYTE_OFFSET, FEATURES, INT8_SHAPES, ON_ARM, PAIRS, PATH, SUMS, UNSIGNED
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, GROUP_SUMS, PANEL, ROUNDED, VECTORS,
-                                      WIDE, WIDE_M, factors_size, is_packed, unit_size)
+                                      WIDE, WIDE_M, factors_size, fours_in_16_bits, is_packed, unit_size)
 
 I1, I8, I16, I32, I64 = (ir.IntType(bits) for bits in (1, 8, 16, 32, 64))
 HALF, FLOAT = ir.HalfType(), ir.FloatType()
@@ -143,7 +143,7 @@ def variable(b: Any, kind: ir.Type) -> Any:
 
 def row_part(b: Any, form: int, row: Any, n: Any, column: Any) -> Any:
     """16 numbers of a stored row of n, from `column` on, as float32."""
-    place, floats = at(b, row, (column, FORMATS[form].size)), vector(FLOAT, LANES)
+    place, floats = at(b, row, (column, FORMATS[form].number_size)), vector(FLOAT, LANES)
     if form == F32:
         return load(b, place, FLOAT, LANES)
     if form == F16:
@@ -171,7 +171,7 @@ def way_of(form: int, count: int) -> Way:
         if FORMATS[form].halves == 2:  # a vector then has two sums
             most = at_once = most // 2
         rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most))[count]
-        exhausted = count == MANY and is_rolled(form, vectors) and FORMATS[form].scale == 4  # no room for prefetches
+        exhausted = count == MANY and is_rolled(form, vectors) and FORMATS[form].scale_size == 4  # no room for prefetches
         level = 1 if count == ONE or PATH == "vnni512" else 2
         return Way(rows, vectors, 0 if PATH in ON_ARM or exhausted else level)
     if count == ONE:  # 0.82 (AVX-512) and 0.89 (AVX2) of the time of four rows together, on a Zen 5
@@ -307,7 +307,7 @@ def write_float_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, str
     of the columns: with bit 0 of `part` set it continues the sums in `kept` float32 [n_rows, n_vectors, 16], with bit 1
     it leaves them there.
     """
-    together, size = min(way.rows, SUMS // n_vectors), 32 * FORMATS[form].size
+    together, size = min(way.rows, SUMS // n_vectors), 32 * FORMATS[form].number_size
     pairs = form == ROUNDED and PAIRS
     tile_size = b.mul(stride, I64(together))
     ahead = b.select(b.icmp_signed("<", tile_size, I64(PREFETCH_BYTES)), I64(PREFETCH_BYTES), tile_size)
@@ -366,7 +366,7 @@ def scale_of(b: Any, word: Any) -> Any:
 
 def minus_zero(b: Any, form: int, word: Any) -> Any:
     """The zeros of INT4 or INT5 in scales' bits, int32 [lanes], times -1, as float32."""
-    n, fives = word.type.count, FORMATS[form].more
+    n, fives = word.type.count, FORMATS[form].high_bits
     least = 0xC1800000 if fives else 0xC1000000  # -16 or -8; the 4 bits join its fraction
     bits = b.or_(b.and_(b.shl(word, splat(I32, n, 18)), splat(I32, n, 15 << 18)), splat(I32, n, least))
     return b.fadd(b.bitcast(bits, vector(FLOAT, n)), splat(FLOAT, n, 4 if fives else 2))
@@ -376,11 +376,11 @@ def half_bytes(b: Any, form: int, value: Any, half: int, bits: Any, k: int, piec
     """The weights in lower or upper halves of bytes, four columns of some rows; their further bits are at `bits`."""
     n = value.type.count
     part = b.lshr(value, splat(I8, n, 4)) if half else b.and_(value, splat(I8, n, 15))
-    if more := FORMATS[form].more:
-        some = load(b, at(b, bits, 4 * PANEL * (more * k // 4), n * piece), I16, n // 2)
-        left = 4 - more * (2 * k + half) % 8  # of 16 bits, for there is no instruction for bytes
+    if n_bits := FORMATS[form].high_bits:
+        some = load(b, at(b, bits, 4 * PANEL * (n_bits * k // 4), n * piece), I16, n // 2)
+        left = 4 - n_bits * (2 * k + half) % 8  # of 16 bits, for there is no instruction for bytes
         some = b.shl(some, splat(I16, n // 2, left)) if left >= 0 else b.lshr(some, splat(I16, n // 2, -left))
-        part = b.or_(part, b.and_(b.bitcast(some, value.type), splat(I8, n, 16 * (2**more - 1))))
+        part = b.or_(part, b.and_(b.bitcast(some, value.type), splat(I8, n, 16 * (2**n_bits - 1))))
     return part
 
 
@@ -442,10 +442,10 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
     wait for many at once.
     """
     lanes, format_ = INT8_SHAPES[PATH].lanes, FORMATS[form]
-    halves, group, more = range(format_.halves), format_.group, format_.more
-    rolled = is_rolled(form, len(vectors)) or PATH == "avx2" and len(vectors) > 1 and not more
+    halves, group = range(format_.halves), format_.group
+    rolled = is_rolled(form, len(vectors)) or PATH == "avx2" and len(vectors) > 1 and not format_.high_bits
     narrow = PATH == "avx2" and len(halves) == 2
-    step = (8 if rolled else 4, 4, 2)[more]  # of 4 columns: 16 bits hold 2 * 8 * 15 * 127, ..., 2 * 2 * 63 * 127
+    step = min(fours_in_16_bits(form), 8 if rolled else 4)
     if way.rows == PANEL // lanes and not rolled:  # the weights come from memory: read them in one go
         step = min(step, 4) if narrow else 2
     offset = format_.offset
@@ -503,7 +503,7 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
 def scales_of(b: Any, form: int, unit: Unit, half: int, piece: int, lanes: int) -> tuple[Any, Any, Any]:
     """(the scales of `lanes` rows, their bits, the minima) of a unit's group; None instead of what a format hasn't."""
     format_, floats = FORMATS[form], vector(FLOAT, lanes)
-    width, minima = format_.scale, 1 if format_.shared else 4  # bytes
+    width, minima = format_.scale_size, 1 if format_.shared else 4  # bytes
     words = at(b, unit.here, PANEL * width * half, width * lanes * piece)
     lowest = at(b, unit.here, PANEL * (width * format_.halves + minima * half), minima * lanes * piece)
     if format_.float16:
@@ -586,7 +586,7 @@ def write_widened(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any)
     """
     format_, wide, lanes = FORMATS[form], widened_form(form), INT8_SHAPES[PATH].lanes
     size, with_zero = int(unit_size(wide)), not format_.minima and not format_.offset
-    places = (1 if format_.more else 2) if with_zero else 0
+    places = (1 if format_.high_bits else 2) if with_zero else 0
 
     def add_unit(i: Any) -> None:
         unit = unit_of(b, form, w, i)

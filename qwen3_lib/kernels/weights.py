@@ -276,10 +276,9 @@ def join_matrices(kind: Kind, tensors: Mapping[str, Any], join: Callable[[Any, A
 
 def stacked(first: AnyTensor, second: AnyTensor) -> Tensor:
     """One matrix below the other."""
-    dtype, data = first.dtype, [first.data, second.data]
-    if not (isinstance(first, Tensor) and isinstance(second, Tensor) and dtype == second.dtype):
-        dtype, data = "F32", [to_float32(first), to_float32(second)]
-    return Tensor(dtype, np.concatenate(data), first.mapping)
+    if isinstance(first, Tensor) and isinstance(second, Tensor) and first.dtype == second.dtype:
+        return Tensor(first.dtype, np.concatenate([first.data, second.data]), first.mapping)
+    return Tensor("F32", np.concatenate([to_float32(first), to_float32(second)]), first.mapping)
 
 
 def saved_tensor(name: str, shape: tuple[int, ...], form: str) -> tuple[str, tuple[int, ...]]:

@@ -247,7 +247,7 @@ class KVCache:
 
     A full cache grows by a quarter and 64 positions, at most to `max_length`. `token_ids` [capacity]: their tokens.
     """
-    dtype = "f32"  # the number format; faster engines have caches with smaller ones
+    dtype = "f32"  # its number format; the fast engine has caches with smaller ones
     kind = "of the NumPy engine"  # a model takes caches of one kind only: see check_cache
     ahead: Any = None  # what an MTP head has read of the tokens: see qwen3_lib/generation/ahead.py
 
@@ -529,7 +529,7 @@ def sample(logits: np.ndarray, sampling: Sampling, rng: np.random.Generator, pro
 # ---- Generation: token ids in, an iterator of token ids out ----------------------------------------------------------
 
 class Sequence:
-    """A sequence that grows: `rest(cache)` are the tokens to compute next, and `feed(logits)` draws.
+    """A sequence that grows: `rewind(cache)` are the tokens to compute next, and `feed(logits)` draws.
 
     `prompt` [n]; `token_ids`, the tokens drawn so far; `finish_reason`: None until the end, then "stop" (at an
     end-of-text token, which is not kept), "length" (after max_new_tokens, or when the context is full), or what a
@@ -574,7 +574,7 @@ class Sequence:
         """The prompt and the tokens drawn so far."""
         return self.buffer[:len(self.prompt) + len(self.token_ids)]
 
-    def rest(self, cache: KVCache) -> np.ndarray:
+    def rewind(self, cache: KVCache) -> np.ndarray:
         """The tokens that the cache lacks. Raises InputError for a cache that another answer has filled."""
         ids = self.ids
         n = min(cache.length, len(ids) - 1)  # one less if a pass was interrupted
@@ -610,7 +610,7 @@ def run(model: Model, sequence: Sequence, cache: KVCache) -> Iterator[int]:
     """Feeds a sequence until it ends -> its tokens, one at a time."""
     while sequence.finish_reason is None:  # first the whole prompt, then one token at a time
         with cache.lock:
-            logits, _ = compute(model, [NextTokens(cache, sequence.rest(cache))])
+            logits, _ = compute(model, [NextTokens(cache, sequence.rewind(cache))])
         yield from sequence.feed(logits[0])
 
 
@@ -641,6 +641,7 @@ def default_sampling(model: Model, enable_thinking: bool | None) -> Sampling:
 
 class Stream(Iterator[str]):
     """An answer as it comes: iterate over its pieces, print it, or call `finish` for all of its `text`."""
+    closed = False  # it goes no further by itself
 
     def __init__(self, model: Model, sequence: Sequence, cache: KVCache | None = None):
         self.sequence, self.text, self.token_ids = sequence, "", sequence.token_ids
@@ -657,7 +658,7 @@ class Stream(Iterator[str]):
 
     def close(self) -> None:
         """Ends it where it is."""
-        self.pieces = iter(())
+        self.closed, self.pieces = True, iter(())
 
     def finish(self) -> Self:
         """Generates the rest -> itself."""
@@ -665,11 +666,16 @@ class Stream(Iterator[str]):
             pass
         return self
 
+    def check_finished(self) -> None:
+        if not self.closed and self.sequence.finish_reason is None:
+            raise InputError("the answer isn't finished: iterate over it, or call its finish()")
+
     @property
     def answer(self) -> Answer:
-        """All of its text, taken apart into reasoning, content and tool_calls."""
+        """The text of a finished answer, taken apart into reasoning, content and tool_calls. Raises InputError before."""
+        self.check_finished()
         last = self.sequence.model.tokenizer.decode(self.sequence.prompt[-2:]).strip()
-        return parse_answer(self.finish().text, last == "<think>")  # a template may open the thought
+        return parse_answer(self.text, last == "<think>")  # a template may open the thought
 
     def __str__(self) -> str:
         return self.finish().text
@@ -1140,7 +1146,7 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
     model = Model(source, source.config, engine.load_weights(source), text_side, sampling,
                   ends or source.config.eos_token_ids, longest, engine, source.embeds, media)
     if log.isEnabledFor(logging.INFO) and LIBRARY.is_dir():
-        from qwen3_lib.app.terminal import banner, weight_bytes
+        from qwen3_lib.io.facts import banner, weight_bytes
         log.info("loaded %s in %.2f s: %s, a token reads %.0f MB of weights", model.path, time.perf_counter() - start,
                  banner(model), weight_bytes(model) / 1e6)
     return model

@@ -33,13 +33,12 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_batch.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import InputError, brief, checked_whole
-from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.terminal import guarded, note
 from qwen3_lib.app.files import read_tools
 from qwen3_lib.app.jobs import Results, description, run_job
-from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
-                                   add_model_options, answer_options, load_main, template_option)
+from qwen3_lib.app.arguments import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
+                                     add_model_options, answer_options, load_main, template_option)
 from qwen3_lib.app.records import JobSettings, open_source, request_of_row
-from qwen3_lib.app.terminal import note
 from qwen3_lib.generation.batch import MOST_SLOTS, Batch, generate_batch, slots_in
 
 __all__ = ["MOST_SLOTS", "Batch", "generate_batch", "slots_in"]

@@ -40,12 +40,10 @@ from qwen3 import (  # first: it says in one line what is missing
 import numpy as np
 
 from qwen3_5 import sigmoid
-from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.terminal import columns, guarded, print_json, to_stdout, write
 from qwen3_lib.app.files import picture_file, read_text
-from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main, named_model
-from qwen3_lib.app.terminal import columns, print_json, to_stdout, write
-from qwen3_lib.generation.pictures import messages_and_pictures
-from qwen3_lib.io.errors import encoded
+from qwen3_lib.app.arguments import Parser, add_engine_options, add_model_options, load_main, named_model
+from qwen3_lib.generation.messages import encoded, messages_and_pictures
 from qwen3_lib.io.pooling import SEARCH, normalized, recipe_of
 from qwen3_lib.io.progress import progress
 from qwen3_vision import Picture, prompt_ids, sees

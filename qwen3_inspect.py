@@ -35,12 +35,11 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
 from qwen3 import CHUNK, Engine, InputError, Model, TokenIds, checked_ids  # first: it says what is missing
 import numpy as np
 import qwen3_5
-from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.terminal import guarded, note, write
 from qwen3_lib.app.files import picture_file
 from qwen3_lib.app.models import readable_size
-from qwen3_lib.app.options import Parser, add_max_pixels, add_model_options, add_sampling, answer_options, load_main
-from qwen3_lib.app.terminal import note, write
-from qwen3_lib.io.cores import sharing
+from qwen3_lib.app.arguments import Parser, add_max_pixels, add_model_options, add_sampling, answer_options, load_main
+from qwen3_lib.io.models import sharing
 from qwen3_lib.generation.transcript import parts_in
 from qwen3_lib.io.sounds import open_sound
 from qwen3_lib.io.writing import write_whole

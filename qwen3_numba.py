@@ -157,7 +157,7 @@ class Bf16Cache(KVCache):
 
 class RoundedCache(KVCache):
     """Bf16Cache for attention that rounds queries and the softmax's weights to bf16, too."""
-    dtype, stored = "bf16, activations too", ROUNDED
+    dtype, stored = "rounded-bf16", ROUNDED
 
 
 class F32Cache(KVCache):

@@ -36,11 +36,11 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
 
 from qwen3 import InputError, Model, checked_whole
 from qwen3_batch import MOST_SLOTS, Batch, checked_size, slots_in
-from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.terminal import guarded, note
 from qwen3_lib.app.files import read_text
-from qwen3_lib.app.options import (Parser, add_draft, add_engine_options, add_max_pixels, add_model_options,
-                                   answer_options, load_main)
-from qwen3_lib.app.terminal import banner, note
+from qwen3_lib.app.arguments import (Parser, add_draft, add_engine_options, add_max_pixels, add_model_options,
+                                     answer_options, load_main)
+from qwen3_lib.io.facts import banner
 from qwen3_lib.generation.aligner import check_aligner
 from qwen3_lib.io.errors import brief, counted
 

@@ -12,23 +12,22 @@ from typing import get_type_hints
 import numpy as np
 import pytest
 import tokenizers
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import qwen3
 from configs import FRANCE, PARIS, SHARED, needs_official_files
 from fuzzing import CALL, any_answer, any_text, cut_up, fuzz, pairs_of, taken_apart
 from helpers import (WEATHER, assert_one_line, edit_json, filled_cache, message_of, random_ids, with_engine,
                      with_logits, works_or_refused)
-from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn, values_for
+from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn
+from qwen3_lib.generation.tools import tool_schema, values_for
 from tokenizer_utils import Answer, AnswerReader, Tokenizer, parse_answer
 from qwen3_lib.generation.completion import AnswerText, Completion
 from qwen3_lib.generation.options import AnswerOptions, GivenOptions
 from qwen3_lib.generation.score import SCORED, score
 from qwen3_lib.generation.processors import most_likely, ThinkBudget
-from qwen3_lib.generation.tools import tool_schema
 from qwen3_lib.app.records import JobSettings, request_of_row
-from qwen3_lib.io.errors import encoded
+from qwen3_lib.generation.messages import encoded
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")]
 
@@ -171,13 +170,16 @@ def test_an_answer_prints_as_its_text_and_shows_its_state(demo):
     assert "".join(asyncio.run(pieces())) == asyncio.run(whole()).text == PARIS.strip()
 
 
-def test_what_an_answer_says_is_generated_when_it_is_read(demo):
+def test_an_answer_is_taken_apart_when_it_is_finished(demo):
     question = {"model": demo, "messages": FRANCE, "enable_thinking": False, "temperature": 0}
-    assert qwen3.chat(**question).answer.content == qwen3.chat(**question).message["content"] == PARIS.strip()
-    assert qwen3.chat(**question, schema={"const": "Lima"}).parsed == "Lima"
     begun = qwen3.chat(**question)
-    first, content = next(begun), begun.answer.content
-    assert first + "".join(begun) == content == PARIS.strip()  # what came meanwhile can still be read
+    for _ in range(2):  # before the first piece and after it
+        assert {message_of(lambda: getattr(begun, name)) for name in ("answer", "message")} == {
+            "the answer isn't finished: iterate over it, or call its finish()"}
+        first = next(begun)
+    assert begun.finish().answer.content == begun.message["content"] == PARIS.strip()
+    assert PARIS.strip().endswith(first + "".join(begun))  # what came meanwhile can still be read
+    assert qwen3.chat(**question, schema={"const": "Lima"}).finish().parsed == "Lima"
     closed = qwen3.chat(**question)
     first = next(closed)
     closed.close()

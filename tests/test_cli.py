@@ -21,8 +21,8 @@ import qwen3_server
 from configs import FORM, FRANCE, PARIS, ROOT
 from fuzzing import any_number, any_text
 from helpers import (assert_cli_refuses, assert_one_line, command, cut_off, edit_json, endless, finish, run_main, start)
-from qwen3_lib.app import cli, terminal
-from qwen3_lib.app import options as app_options
+from qwen3_lib.app import arguments as app_arguments
+from qwen3_lib.app import cli, report
 from qwen3_lib.generation.score import score
 from qwen3_lib.io.errors import did_you_mean
 from qwen3_lib.io.packed import save_quantized
@@ -30,9 +30,9 @@ from qwen3_lib.io.packed import save_quantized
 SHORT = ("--model", ROOT / "demo", "--no-think")  # in this process: no import, no thought
 
 
-def ask(capfd, *arguments, stdin=b"", err="") -> str:
+def ask(capfd, *words, stdin=b"", err="") -> str:
     """The stdout of a command that must succeed, in this process, and have only `err` to say."""
-    status, out, said = run_main(capfd, *SHORT, *arguments, stdin=stdin)
+    status, out, said = run_main(capfd, *SHORT, *words, stdin=stdin)
     assert (status, said) == (0, err)
     return out
 
@@ -216,11 +216,11 @@ SLOW = "NumPy float32 (at least twice as fast with numba: pip install numba)"
     ("--activations f32", False, True, "numba bf16"),
     ("", True, False, SLOW), ("", False, False, "NumPy float32"), ("--no-fast", True, False, SLOW)])
 def test_large_models_take_the_fast_engine_where_numba_is(capfd, monkeypatch, options, large, numba, said):
-    for room in (app_options, terminal):
+    for room in (app_arguments, report):
         monkeypatch.setattr(room, "LARGE", 6_000_000 if large else 7_000_000)  # the bundled model has 6.9 million
     if not numba:
         monkeypatch.setitem(sys.modules, "qwen3_numba", None)
-        monkeypatch.setattr(terminal, "find_spec", lambda name: None)
+        monkeypatch.setattr(report, "find_spec", lambda name: None)
     status, out, err = run_main(capfd, *SHORT, "--stats", *options.split(), FRANCE)
     assert (status, out, err.rpartition(" | ")[2]) == (0, PARIS, said + "\n")
 

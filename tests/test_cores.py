@@ -10,6 +10,7 @@ import qwen3
 from configs import ROOT
 from fuzzing import in_child
 from qwen3_lib.io import cores
+from qwen3_lib.io.models import sharing
 
 pytestmark = [pytest.mark.core, pytest.mark.filterwarnings("ignore::DeprecationWarning")]  # of forks beside threads
 BLAS = ThreadpoolController().select(user_api="blas")
@@ -54,7 +55,7 @@ def test_available_cpus(monkeypatch):
                          ids=["small", "the CPUs of this process", "no more than the host program allows"])
 def test_threads_of_a_pass(four_threads, monkeypatch, hidden_size, cpus, expected):
     monkeypatch.setattr(cores, "available_cpus", lambda: cpus)
-    engine = cores.sharing(qwen3.Engine(run=threads))
+    engine = sharing(qwen3.Engine(run=threads))
     assert engine.run(model_of(hidden_size)) == expected
 
 

@@ -18,7 +18,7 @@ from configs import (BASE, FRANCE, HYBRID, HYBRID_MOE, PARIS, QWEN3_5, ROOT, SHA
 from helpers import assert_one_line, logits_of, memory_while_loading, message_of, random_ids, run_main, stored_in
 from make_random_model import make_random_model
 from qwen3_lib.generation.processors import log_softmax
-from qwen3_lib.app import terminal
+from qwen3_lib.io import facts
 from qwen3_lib.io import gguf_file
 from qwen3_lib.io.gguf_formats import GGUF_FORMATS
 from qwen3 import rope_of, to_float32
@@ -140,7 +140,7 @@ def test_the_bundled_model_is_the_same(demo_gguf, demo, capfd, tmp_path):
     assert np.array_equal(logits_of(demo_gguf, ids), logits_of(demo, ids))
     assert model.path == demo_gguf and model.source.about["model_type"] == "qwen3"
     assert stored_in(demo_gguf).keys() == stored_in(DEMO).keys()
-    assert terminal.banner(model).startswith("qwen3 · demo.gguf · 6.95 M parameters")
+    assert facts.banner(model).startswith("qwen3 · demo.gguf · 6.95 M parameters")
     options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
     assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
 

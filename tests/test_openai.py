@@ -5,7 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from helpers import PERU
-from qwen3_lib.app.openai import Door, Refusal, call_object, chat_choice, chat_request, text_request
+from qwen3_lib.app.openai import Door, chat_request, text_request
+from qwen3_lib.app.fields import Refusal
+from qwen3_lib.app.objects import call_object, chat_choice
 from qwen3_lib.generation.completion import Completion
 from tokenizer_utils import parse_answer
 

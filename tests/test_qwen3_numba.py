@@ -191,9 +191,9 @@ def test_activations_of_bf16(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("quantize, options, cached", [
-    (None, {}, "bf16, activations too"), ("int8", {}, "bf16, activations too"), ("int4", {}, "bf16, activations too"),
+    (None, {}, "rounded-bf16"), ("int8", {}, "rounded-bf16"), ("int4", {}, "rounded-bf16"),
     (None, {"activations": "f32"}, "f16"), ("int8", {"activations": "f32"}, "f16"),
-    ("int8", {"kv_dtype": "f16"}, "f16"), ("int8", {"kv_dtype": "bf16"}, "bf16, activations too")])
+    ("int8", {"kv_dtype": "f16"}, "f16"), ("int8", {"kv_dtype": "bf16"}, "rounded-bf16")])
 def test_attention_in_quantized_models(quantize, options, cached, tmp_path):
     """Attention in a model with packed weights rounds to bf16 by default, also in a folder of --save-quantized."""
     models = [fast.load_model(ROOT / "demo", quantize, tokenizer=False, **options)]

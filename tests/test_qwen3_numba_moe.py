@@ -9,7 +9,7 @@ from configs import VOCABULARY
 from helpers import logits_of, random_ids, run_main, with_tensors
 from make_random_model import make_random_model
 from packed import FromPython
-from qwen3_lib.app.terminal import weight_bytes
+from qwen3_lib.io.facts import weight_bytes
 from qwen3_lib.kernels import experts
 from qwen3_lib.kernels.layers import Crew
 from qwen3_lib.kernels.layout import ROUTING

@@ -8,15 +8,14 @@ import sys
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from hypothesis import given, strategies as st
 
 import qwen3
 from helpers import assert_one_line, message_of, patiently, works_or_refused
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.schema import regex
 from qwen3_lib.app import records
-from qwen3_lib.app.openai import CHAT
+from qwen3_lib.app.fields import CHAT
 from qwen3_lib.app.records import JobSettings, answer_row, id_of, open_source, parsed_row, refused_row, result_of
 from qwen3_lib.io.errors import InputError
 

@@ -18,7 +18,7 @@ import pytest
 from configs import FORM
 from helpers import assert_one_line
 from qwen3 import chat
-from qwen3_lib.app.openai import CHAT, COMPLETION_FIELDS
+from qwen3_lib.app.fields import CHAT, COMPLETION_FIELDS
 from serving import FRANCE, Served, endless, openai, web  # first: it skips where the server needs packages
 from qwen3_lib.server import vetting
 from qwen3_lib.server.responses import FIELDS

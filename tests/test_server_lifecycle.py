@@ -18,7 +18,7 @@ import pytest
 import qwen3_server
 from configs import ROOT
 from helpers import WEATHER, assert_one_line, message_of
-from qwen3_lib.app.openai import Refusal
+from qwen3_lib.app.fields import Refusal
 from serving import FRANCE, PARIS, Served, endless, openai, received, started, streamed, until, web
 from qwen3_lib.server import rendering, vetting
 from qwen3_lib.server.rendering import Renderer

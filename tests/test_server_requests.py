@@ -18,7 +18,8 @@ from qwen3 import chat
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.processors import StopLoops
-from qwen3_lib.app.openai import Door, Refusal, chat_request
+from qwen3_lib.app.openai import Door, chat_request
+from qwen3_lib.app.fields import Refusal
 from serving import FRANCE, PARIS, Served, openai, streamed, web  # first: it skips where the server needs packages
 from qwen3_lib.server import responses
 from qwen3_lib.server.replies import ChatReply

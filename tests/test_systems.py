@@ -13,7 +13,7 @@ import qwen3_numba
 from configs import BASE, FRANCE, PARIS, ROOT
 from helpers import assert_one_line, memory_while_loading
 from make_random_model import make_random_model
-from qwen3_lib.app import cli
+from qwen3_lib.app import terminal
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.cores import available_cpus
 
@@ -85,7 +85,7 @@ def test_a_console_and_a_pipe_of_windows(monkeypatch):
         print("法国", flush=True)
         return 0
 
-    assert cli.guarded(work) == 0
+    assert terminal.guarded(work) == 0
     assert out.getvalue().decode("utf-8").split() == ["法国"]
     assert modes == {111: 7, 112: 7}  # ENABLE_VIRTUAL_TERMINAL_PROCESSING, 4, among them
 

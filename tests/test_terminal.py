@@ -1,4 +1,4 @@
-"""qwen3_lib/app/terminal.py: what is printed and how."""
+"""qwen3_lib/app/terminal.py and report.py: what is printed and how."""
 import dataclasses
 import io
 import json
@@ -13,8 +13,9 @@ from configs import FRANCE, ROOT
 from helpers import read_safetensors
 from fuzzing import any_answer, cut_up, pairs_of, taken_apart
 from make_random_model import make_random_model
-from qwen3_lib.app import terminal
+from qwen3_lib.app import report, terminal
 from qwen3_lib.generation.completion import Completion
+from qwen3_lib.io import facts
 from test_qwen3_moe import MOE
 
 
@@ -30,7 +31,7 @@ from test_qwen3_moe import MOE
 def test_why_an_answer_was_cut_off(demo, options, full, words):
     length = len(qwen3.chat(demo, FRANCE, **options).prompt_ids) + 4 if full else 4096
     model = dataclasses.replace(demo, config=dataclasses.replace(demo.config, context_length=length))
-    told = terminal.cut_note(qwen3.chat(model, FRANCE, temperature=0, **options).finish())
+    told = report.cut_note(qwen3.chat(model, FRANCE, temperature=0, **options).finish())
     assert told.startswith(words) and ("is full" in told) == full
 
 
@@ -43,43 +44,43 @@ class Screen(io.StringIO):
 
 
 def test_banner_and_sizes(demo, tmp_path):
-    assert terminal.banner(demo) == "qwen3 · demo · 6.95 M parameters · context 4,096 · NumPy float32"
+    assert facts.banner(demo) == "qwen3 · demo · 6.95 M parameters · context 4,096 · NumPy float32"
     snapshot = tmp_path / "models--Qwen--Qwen3-0.6B/snapshots/0123456789abcdef"
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_bytes((ROOT / "demo/config.json").read_bytes())
     hub = dataclasses.replace(demo, source=dataclasses.replace(demo.source, path=snapshot))
-    assert "· Qwen/Qwen3-0.6B ·" in terminal.banner(hub)
+    assert "· Qwen/Qwen3-0.6B ·" in facts.banner(hub)
     sizes = read_safetensors(ROOT / "tests/tiny_seeing/model.safetensors")[0]
     n = sum(math.prod(entry["shape"]) for name, entry in sizes.items() if name.startswith("model.visual."))
-    assert f"and a tower of {n:,} · context" in terminal.banner(qwen3.load_model(ROOT / "tests/tiny_seeing"))
+    assert f"and a tower of {n:,} · context" in facts.banner(qwen3.load_model(ROOT / "tests/tiny_seeing"))
     for tied in (True, False):
         config = dataclasses.replace(demo.config, tie_word_embeddings=tied)
         shapes = qwen3.tensor_shapes(config)
         n = sum(math.prod(shape) for name, shape in shapes.items() if not (tied and name == "lm_head.weight"))
-        assert terminal.parameters(dataclasses.replace(demo.source, config=config)) == n
+        assert facts.parameters(dataclasses.replace(demo.source, config=config)) == n
     # Its embedding is its lm_head.
-    assert terminal.weight_bytes(demo) == 4 * terminal.parameters(demo.source)
+    assert facts.weight_bytes(demo) == 4 * facts.parameters(demo.source)
 
 
 def test_a_mixture_of_experts_reads_a_share_of_its_weights(tmp_path):
     model = qwen3.load_model(make_random_model(MOE | {"mlp_only_layers": [0]}, tmp_path, "float32"))
     shapes = qwen3.tensor_shapes(model.config)
     sizes = {name: math.prod(shape) for name, shape in shapes.items()}
-    assert terminal.parameters(model.source) == sum(sizes.values())
+    assert facts.parameters(model.source) == sum(sizes.values())
     chosen = sum(size for name, size in sizes.items() if ".experts." not in name or int(name.split(".")[5]) < 3)
-    assert terminal.weight_bytes(model) == 4 * (chosen - sizes["model.embed_tokens.weight"])
-    text = terminal.statistics(Completion(model, [1, 2, 3], max_new_tokens=4).finish())
+    assert facts.weight_bytes(model) == 4 * (chosen - sizes["model.embed_tokens.weight"])
+    text = report.statistics(Completion(model, [1, 2, 3], max_new_tokens=4).finish())
     assert f"a token goes through {chosen / sum(sizes.values()):.1%} of the weights" in text
 
 
 def test_statistics_say_how_fast_the_weights_were_read(demo):
     done = qwen3.chat(demo, FRANCE, max_new_tokens=5).finish()
     done.times = [0.0, 2.0, 2.1, 2.2, 2.3, 2.4]
-    text = terminal.statistics(done)
+    text = report.statistics(done)
     assert "answer: 5 tokens, 10.0 tokens/s, reading 0.278 GB/s of weights" in text
     assert "first token after 2.00 s" in text
     guessing = qwen3.chat(demo, FRANCE, max_new_tokens=5, lookup=3).finish()
-    assert "guesses right" in terminal.statistics(guessing) and "GB/s" not in terminal.statistics(guessing)
+    assert "guesses right" in report.statistics(guessing) and "GB/s" not in report.statistics(guessing)
 
 
 @pytest.mark.parametrize("term, shown", [("xterm", True), ("dumb", False)])
@@ -135,7 +136,7 @@ def test_all_of_an_answer_is_printed(capsys, hide):
         rng = random.Random(seed)
         text, opened = any_answer(rng)
         finished = Finished(cut_up(rng, text, 9), opened)
-        terminal.print_answer(finished, hide)
+        report.print_answer(finished, hide)
         out, calls = capsys.readouterr().out, finished.answer.tool_calls
         tags = "".join(piece for kind, piece in finished.parts() if kind == "tag")
         opening, closing = ("<think>" in tags, "</think>" in tags) if not hide else (False, False)

@@ -162,10 +162,10 @@ first = next(reply)
 assert first in repr(reply) and reply.text == first
 print(reply.finish())
 print(chat(model, "What is the capital of France?", enable_thinking=False, max_tokens=2))
-parts = chat(model, "What is the capital of France?").answer
+parts = chat(model, "What is the capital of France?").finish().answer
 print(len(parts.reasoning) > 9, parts.content)
 prompt = [*reply.sequence.prompt[:-4], *model.tokenizer.encode("<think>\\n", False)]  # as some templates end it
-within = Stream(model, Sequence(model, prompt, 4)).answer
+within = Stream(model, Sequence(model, prompt, 4)).finish().answer
 print(within.reasoning_truncated, repr(within.content))
 for option in ("stop", "logprobs", "schema"):
     try:

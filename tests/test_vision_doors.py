@@ -25,17 +25,16 @@ from qwen3_lib.app import openai
 from qwen3_lib.app.chat import Chat
 from qwen3_lib.app.files import read_messages
 from qwen3_lib.app.records import JobSettings, request_of_row
-from qwen3_lib.app.terminal import statistics
+from qwen3_lib.app.report import statistics
 from qwen3_lib.generation.options import AnswerOptions
-from qwen3_lib.generation.pictures import MARK
+from qwen3_lib.generation.messages import MARK
 from qwen3_lib.io import pictures
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.server import web
 from serving import FRANCE, Served, until
 from test_chat import handled, refused
 from qwen3_vision import tower
-from test_qwen3_vision import CONFIGS, make_seeing
-from test_qwen3_vision import png_of as without_pixels
+from test_qwen3_vision import CONFIGS, make_seeing, png_of as without_pixels
 
 LIKELIEST = {"max_tokens": 5, "temperature": 0}
 TEXT = {"type": "text", "text": "What is this?"}

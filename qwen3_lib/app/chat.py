@@ -16,13 +16,15 @@ from pathlib import Path
 from typing import Any
 
 from qwen3 import Model, Sampling, default_sampling
-from qwen3_lib.generation.completion import Completion, complete, prompt_of
+from qwen3_lib.generation.completion import Completion, complete
+from qwen3_lib.generation.messages import prompt_of, question
 from qwen3_lib.generation.options import AnswerOptions
-from qwen3_lib.generation.pictures import question
 from qwen3_lib.app import terminal
 from qwen3_lib.app.files import as_text, going_on, keep_conversation, picture_file, read_messages
 from qwen3_lib.app.prompt import ReadLine, line_reader, no_echo, read_line, read_message
-from qwen3_lib.app.terminal import (CYAN, OutputError, Status, banner, cut_note, parameters, print_answer, statistics)
+from qwen3_lib.app.terminal import CYAN, OutputError, Status
+from qwen3_lib.io.facts import banner, parameters
+from qwen3_lib.app.report import cut_note, print_answer, statistics
 from qwen3_lib.io.errors import InputError, brief, counted, did_you_mean
 from qwen3_lib.io.writing import write_json
 from qwen3_vision import sees

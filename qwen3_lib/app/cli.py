@@ -5,26 +5,25 @@ in one line; 2 for bad usage; 130 after Ctrl-C.
 """
 import argparse
 import math
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qwen3 import Sampling, __version__, accept_all_text
+from qwen3 import __version__
 from qwen3_lib.generation.completion import Completion, complete
-from qwen3_lib.generation.pictures import has_pictures
+from qwen3_lib.generation.messages import encoded, has_pictures
 from qwen3_lib.generation.score import score
 from qwen3_lib.app.chat import Chat, run_chat
 from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, picture_file, read_conversation, read_prompt,
                                  read_text, save_prompt_cache)
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
-from qwen3_lib.app.options import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
-                                   add_model_options, add_option, answer_options, load_draft, load_main, named_model,
-                                   shown, template_option)
-from qwen3_lib.app.terminal import (as_json, cut_note, logprob_objects, note, obey_escapes, print_answer,
-                                    print_json, print_raw, statistics, write)
-from qwen3_lib.io.errors import InputError, encoded
+from qwen3_lib.app.arguments import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
+                                     add_model_options, add_option, answer_options, load_draft, load_main, named_model,
+                                     shown, template_option)
+from qwen3_lib.app.report import as_json, cut_note, logprob_objects, print_answer, print_raw, statistics
+from qwen3_lib.app.terminal import guarded, note, print_json, write
+from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.writing import check_new_folder, check_place
 
@@ -276,30 +275,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
 
     return guarded(work)
-
-
-def guarded(work: Callable[[], int]) -> int:
-    """Does the work of a command -> its exit status. Bad input and Ctrl-C end in one line on stderr."""
-    sys.stdin = open(os.devnull) if sys.stdin is None else sys.stdin  # None: it is closed
-    sys.stderr = open(os.devnull, "w") if sys.stderr is None else sys.stderr
-    try:
-        if sys.stdout is None:
-            raise InputError("stdout is closed, so the answer can't be written")
-        accept_all_text(sys.stdout)
-        obey_escapes()
-        return work()
-    except InputError as error:
-        if isinstance(error.__cause__, BrokenPipeError):  # `| head -1` has read enough
-            return 141  # as if SIGPIPE had ended it
-        message, status = str(error), 1
-    except ImportError as error:  # of an extra: see qwen3_lib/kernels
-        message, status = str(error), 1
-    except MemoryError:
-        message, status = "not enough memory for this model", 1
-    except KeyboardInterrupt:
-        message, status = "interrupted", 130
-    note(f"{os.path.basename(sys.argv[0])}: {message}")
-    return status
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ from typing import Any
 
 from qwen3 import Model
 from qwen3_asr import RATE, language_and_text, language_named, sounds_of, speech_prompt, usual_limit
-from qwen3_lib.app.openai import Body, body_options
+from qwen3_lib.app.fields import Body, body_options
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.generation.transcript import LONGEST_PART, Part, parts_in, usual_part

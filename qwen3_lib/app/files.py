@@ -9,7 +9,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import safetensors
 
 from qwen3 import KVCache, Model, checked_ids
@@ -18,7 +17,7 @@ from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, brief, counted, parse_json
 from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import checksum, write_json, write_safetensors
-from qwen3_lib.generation.pictures import question
+from qwen3_lib.generation.messages import question
 from qwen3_lib.io.pictures import is_data_url, picture_of
 from qwen3_lib.generation.tools import checked_tools
 from tokenizer_utils import checked_messages, with_system

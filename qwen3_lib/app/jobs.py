@@ -19,7 +19,8 @@ from qwen3_lib.app.openai import GenerationRequest
 from qwen3_lib.app.records import (Id, JobSettings, Row, Records, answer_row, id_of, parsed_row,
                                    refused_row, result_of)
 from qwen3_lib.app.subtitles import as_object
-from qwen3_lib.app.terminal import NUMPY, engine_name, model_name, note
+from qwen3_lib.io.facts import NUMPY, engine_name, model_name
+from qwen3_lib.app.terminal import note
 from qwen3_lib.io.errors import InputError, counted
 from qwen3_lib.io.progress import progress
 

@@ -1,14 +1,11 @@
-"""OpenAI's form of requests, answers and errors, for the server and for batch files.
+"""Requests in OpenAI's form, for the server and for batch files: their prompts, options, tools and schemas.
 
-Each field of a request is checked here, or by the Completion that takes it.
+Each field is checked here and in fields.py, or by the Completion that takes it.
 """
 from __future__ import annotations
 
-import json
 import os
-import time
-import uuid
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
 from pathlib import Path
@@ -16,74 +13,21 @@ from typing import Any
 
 from qwen3 import InputError, Model, default_sampling
 from qwen3_asr import hears
-from qwen3_lib.generation.answer import Value
-from qwen3_lib.generation.completion import Completion
-from qwen3_lib.generation.options import OPTION_NAMES, AnswerOptions, options_of
-from qwen3_lib.generation.pictures import PictureError, given_in, messages_and_pictures
+from qwen3_lib.generation.tools import Value, checked_tools
+from qwen3_lib.generation.options import AnswerOptions
+from qwen3_lib.generation.messages import PictureError, encoded, given_in, messages_and_pictures
 from qwen3_lib.generation.matcher import Matcher
 from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark, matchers, regex
-from qwen3_lib.generation.processors import TokenLogprob
-from qwen3_lib.generation.tools import checked_tools
-from qwen3_lib.io.errors import TooLong, brief, did_you_mean, encoded, is_whole, parse_json
+from qwen3_lib.io.errors import brief, is_whole, parse_json
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
+from qwen3_lib.app.fields import (CHAT, COMPLETION_FIELDS, LONGEST_SALT, MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS,
+                                  Body, Refusal, body_options, flag, known, must_generate, whole)
 from qwen3_vision import Picture, prompt_ids
 from tokenizer_utils import PICTURES, checked_messages, with_system
-
-Body = dict[str, Any]
-ERROR_TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
-
-
-class Refusal(InputError):
-    """A request that gets this status and message; `param` is the field at fault."""
-
-    def __init__(self, status: int, message: str, param: str | None = None, code: str | None = None,
-                 headers: Mapping[str, str] | None = None):
-        super().__init__(message)
-        self.status, self.param, self.code, self.headers = status, param, code, headers
-
-    @property
-    def value(self) -> Value:
-        """The object that the client gets."""
-        kind = ERROR_TYPES.get(self.status, "invalid_request_error" if self.status < 500 else "server_error")
-        return {"error": {"message": brief(self, 2000), "type": kind, "param": self.param, "code": self.code}}
 
 
 # ---- Requests --------------------------------------------------------------------------------------------------------
 
-MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS = 8, 20, 128
-MOST_BIASES, LONGEST_SALT = 2**15, 1024  # tokens of logit_bias; characters of cache_salt
-RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "n_predict": "max_new_tokens",
-           "max_output_tokens": "max_new_tokens", "thinking_budget": "think_budget",
-           "repeat_penalty": "repetition_penalty"}
-OURS = tuple(name for name in OPTION_NAMES if name not in ("schema", "logprobs", "lookup", "draft", "max_pixels"))
-REQUEST_OPTIONS = (*OURS, "ignore_eos", "cache_salt", *RENAMED)
-SHARED_FIELDS = (*REQUEST_OPTIONS, "stream", "enable_thinking", "chat_template_kwargs")
-BOTH = (*REQUEST_OPTIONS, "n", "stream", "stream_options", "logprobs")
-CHAT = (*BOTH, "messages", "tools", "tool_choice", "parallel_tool_calls", "response_format", "schema", "top_logprobs",
-        "enable_thinking", "reasoning_effort", "chat_template_kwargs", "add_generation_prompt",
-        "continue_final_message")
-COMPLETION_FIELDS = (*BOTH, "prompt", "echo", "best_of")
-# Clients send these, and they don't change an answer.
-IGNORED_FIELDS = ("model", "user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key",
-                  "verbosity",
-            "prompt_cache_retention", "prediction", "cache_prompt", "include_reasoning", "timings_per_token",
-            "return_progress", "chat_id", "session_id", "id", "id_slot", "request_id", "priority", "keep_alive", "ttl",
-            "client_metadata", "stream_options", "incremental_output", "spaces_between_special_tokens",
-            "max_tool_calls", "mirostat_tau", "mirostat_eta", "xtc_threshold", "dynatemp_exponent", "dry_base",
-            "dry_allowed_length", "dry_penalty_last_n", "dry_sequence_breakers")
-# These have no effect at this value; at any other one, they would change the answer.
-NEUTRAL = {"modalities": ["text"], "functions": [], "function_call": "auto", "suffix": "", "min_tokens": 0,
-           "stop_token_ids": [], "bad_words": [], "include_stop_str_in_output": False,
-           "skip_special_tokens": True, "add_generation_prompt": True, "use_beam_search": False, "length_penalty": 1,
-           "typical_p": 1, "tfs_z": 1, "mirostat": 0, "xtc_probability": 0, "dry_multiplier": 0, "dynatemp_range": 0,
-           "reasoning_format": "auto", "reasoning_in_content": False, "continue_final_message": False, "echo": False,
-           "tools": [], "tool_choice": "auto", "top_logprobs": 0, "n_probs": 0, "min_keep": 0, "repeat_last_n": -1,
-           "top_n_sigma": -1, "top_a": 0, "post_sampling_probs": False, "backend_sampling": False,
-           "return_tokens": False, "return_token_ids": False, "return_tokens_as_token_ids": False,
-           "enable_search": False, "raw_scores": False, "truncation_direction": "Right", "previous_response_id": None,
-           "background": False, "include": [], "truncation": "disabled"}
-ALSO_NEUTRAL = {"reasoning_format": "deepseek",  # the thought in reasoning_content, as here
-                "include": ["reasoning.encrypted_content"]}  # thoughts to be sent back; a response has none here
 # reasoning_effort -> enable_thinking, thinking_budget
 THOUGHTS = {"none": (False, None), "minimal": (False, None), "low": (True, 256), "medium": (True, 1024),
             "high": (True, None), "xhigh": (True, None), "max": (True, None)}
@@ -119,66 +63,6 @@ class GenerationRequest:
     tools: list[dict[str, Any]] | None = None
     one_call: bool = False  # at most one call of a tool
     pictures: Sequence[Picture] = ()  # of the prompts: they live as long as something holds them
-
-
-def known(body: Body, names: tuple[str, ...]) -> Body:
-    """The fields that aren't null. Raises Refusal for one that would have an effect elsewhere, and has none here."""
-    for name, value in body.items():
-        if name in names or name in IGNORED_FIELDS or value is None:
-            continue
-        if name not in NEUTRAL:
-            raise Refusal(400, f"unknown field {brief(name)}{did_you_mean(name, names)}", brief(name), "unknown_field")
-        if value not in (NEUTRAL[name], ALSO_NEUTRAL.get(name)):
-            raise Refusal(400, f"{name} isn't supported", name, "unsupported_field")
-    return {name: value for name, value in body.items() if value is not None and name in names}
-
-
-def must_generate(model: Model) -> None:
-    if model.embeds:
-        raise Refusal(400, "this is an embedding model, which gives vectors: POST /v1/embeddings", "model")
-
-
-def flag(body: Body, name: str) -> bool:
-    if not isinstance(value := body.get(name, False), bool):
-        raise Refusal(400, f"{name} must be true or false, not {brief(repr(value), 80)}", name)
-    return value
-
-
-def whole(body: Body, name: str, default: int, low: int, high: int) -> int:
-    value = body.get(name, default)
-    if not is_whole(value, low) or value > high:
-        raise Refusal(400, f"{name} must be a whole number from {low} to {high}, not {brief(repr(value), 80)}", name)
-    return value
-
-
-def as_sent(error: InputError, names: Mapping[str, str]) -> Refusal:
-    """The error, about the field that the client has sent. names: our name of a field -> the client's."""
-    message = str(error)
-    word = message.partition(" ")[0].rstrip(":")
-    message = names.get(word, word) + message[len(word):]
-    if isinstance(error, Refusal):
-        return Refusal(error.status, message, names.get(error.param or "", error.param), error.code, error.headers)
-    return Refusal(400, message, names.get(word), "context_length_exceeded" if isinstance(error, TooLong) else None)
-
-
-def sent_names(body: Body) -> dict[str, str]:
-    return {RENAMED.get(name, name): name for name in body}
-
-
-def body_options(defaults: dict[str, Any], body: Body) -> AnswerOptions:
-    """The options of a request, with `defaults` for absent ones. Raises Refusal."""
-    given = {RENAMED.get(name, name): body[name] for name in (*OURS, *RENAMED) if name in body}
-    for name, none in (("top_k", 0), ("seed", None), ("max_new_tokens", None)):
-        if given.get(name) == -1:  # as vLLM, llama.cpp and LM Studio write it
-            given[name] = none
-    if isinstance(bias := given.get("logit_bias"), dict) and len(bias) > MOST_BIASES:
-        raise Refusal(400, f"logit_bias has {len(bias):,} tokens; at most {MOST_BIASES:,} are taken", "logit_bias")
-    if flag(body, "ignore_eos"):
-        given["eos_token_ids"] = ()
-    try:
-        return options_of(defaults | given)
-    except InputError as error:
-        raise as_sent(error, sent_names(body)) from error
 
 
 def request_of(kind: str, body: Body, prompts: list[list[int]], options: AnswerOptions,
@@ -418,49 +302,3 @@ def text_request(model: Model, body: Body, door: Door) -> GenerationRequest:
         raise Refusal(400, "echo with logprobs isn't supported", "echo")
     echoes = [model.tokenizer.decode(prompt) if echo else "" for prompt in prompts]
     return request_of("text", body, prompts, options, door.longest, echoes)
-
-
-# ---- Answers ---------------------------------------------------------------------------------------------------------
-
-def call_object(call: Value, name: str | None = None) -> Value:
-    """A call of a tool in OpenAI's form, from {"name", "arguments"}; its id is the name, or a random one."""
-    arguments = call["arguments"]
-    text = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-    return {"id": name or f"call_{uuid.uuid4().hex[:24]}", "type": "function",
-            "function": {"name": call["name"], "arguments": text}}
-
-
-def reason_of(ended: str | None) -> str | None:
-    """OpenAI's word for why an answer has ended."""
-    return "stop" if ended == "loop" else ended
-
-
-def object_of(kind: str, name: str, model: str, choices: Sequence[Value], **more: Any) -> Value:
-    """The object in which answers come."""
-    return {"id": name, "object": kind, "created": int(time.time()), "model": model, "choices": choices, **more}
-
-
-def usage_of(n_prompt: int, n_answer: int, n_thought: int = 0) -> Value:
-    return {"prompt_tokens": n_prompt, "completion_tokens": n_answer, "total_tokens": n_prompt + n_answer,
-            "completion_tokens_details": {"reasoning_tokens": n_thought}}
-
-
-def chat_choice(completion: Completion, finish_reason: str | None, one_call: bool = False) -> Value:
-    """{"message", "logprobs", "finish_reason"} of an answer."""
-    answer = completion.answer
-    calls = [call_object(call) for call in answer.tool_calls[:1 if one_call else None]]
-    message: Value = {"role": "assistant", "content": answer.content or (None if calls else "")}
-    message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
-    message |= {"tool_calls": calls} if calls else {}
-    logprobs = None if completion.options.logprobs is None else chat_logprobs(completion.model, completion.logprobs)
-    return {"message": message, "logprobs": logprobs, "finish_reason": "tool_calls" if calls else finish_reason}
-
-
-def chat_logprobs(model: Model, entries: Iterable[TokenLogprob]) -> Value:
-    """The logprobs of an answer's tokens, each with the most likely tokens there."""
-    def described(token: int, logprob: float) -> Value:
-        tokenizer = model.tokenizer
-        return {"token": tokenizer.decode([token]), "logprob": logprob, "bytes": list(tokenizer.token_bytes(token))}
-
-    return {"content": [described(entry.token_id, entry.logprob) |
-                        {"top_logprobs": [described(*other) for other in entry.top]} for entry in entries]}

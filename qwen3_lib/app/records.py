@@ -17,10 +17,13 @@ from qwen3 import Model
 from qwen3_asr import hears
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.app.dictation import SpeechRequest
-from qwen3_lib.app.openai import (CHAT, REQUEST_OPTIONS, Door, GenerationRequest, Refusal, body_options, chat_choice,
-                                  chat_request, known, object_of, reason_of, request_of, usage_of)
-from qwen3_lib.app.terminal import as_json, model_name
-from qwen3_lib.io.errors import InputError, brief, encoded, is_whole, parse_json
+from qwen3_lib.app.fields import CHAT, REQUEST_OPTIONS, Refusal, body_options, known
+from qwen3_lib.app.openai import Door, GenerationRequest, chat_request, request_of
+from qwen3_lib.app.objects import chat_choice, object_of, reason_of, usage_of
+from qwen3_lib.app.report import as_json
+from qwen3_lib.io.facts import model_name
+from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json
+from qwen3_lib.generation.messages import encoded
 
 Row = dict[str, Any]
 Id = str | int | float

@@ -17,13 +17,13 @@ from typing import Any
 
 from qwen3 import Model, checked_whole
 from qwen3_asr import LANGUAGES, language_named, sounds_of
-from qwen3_lib.app.cli import guarded
+from qwen3_lib.app.terminal import OutputError, Page, guarded, harmless, note, print_json, write
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.journal import Journal, check_output
-from qwen3_lib.app.options import Parser, add_engine_options, add_model_options, load_main, named_model
+from qwen3_lib.app.arguments import Parser, add_engine_options, add_model_options, load_main, named_model
 from qwen3_lib.app.subtitles import OUTPUT_FORMS, SUBTITLE, as_object, clock, cues, file_text
-from qwen3_lib.app.terminal import (OutputError, Page, engine_name, harmless, model_name, note, peak_memory, print_json,
-                                    write)
+from qwen3_lib.io.facts import engine_name, model_name
+from qwen3_lib.app.report import peak_memory
 from qwen3_lib.generation.aligner import Word
 from qwen3_lib.generation.transcript import LONGEST_PART, Part, Transcript, checked_part, languages, usual_part
 from qwen3_lib.io.errors import InputError, brief, counted

@@ -77,7 +77,7 @@ class Batch:
         """
         if any(request.key == key for request in self.requests):
             raise InputError(f"there is a request {brief(repr(key))} already")
-        answer = Completion(self.model, token_ids, None, tools, options=options, is_fed=True, **given)
+        answer = Completion(self.model, token_ids, None, tools, options=options, closed=True, **given)
         if len(answer.prompt_ids) >= self.longest:
             raise InputError(f"the prompt has {len(answer.prompt_ids)} tokens and leaves no room for an answer: a slot "
                              f"has {self.longest} positions (--context)")

@@ -11,16 +11,14 @@ from typing import Any, Self, Unpack
 import numpy as np
 
 from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds, default_sampling
-from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn, values_for
+from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn
+from qwen3_lib.generation.tools import schemas, values_for
 from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.options import AnswerOptions, GivenOptions, options_of
-from qwen3_lib.generation.pictures import messages_and_pictures
+from qwen3_lib.generation.messages import prompt_of
 from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
 from qwen3_lib.generation.schema import Constrained, Grammar, parsed
 from qwen3_lib.generation.steps import Run, step
-from qwen3_lib.generation.tools import schemas
-from qwen3_lib.io.errors import encoded
-from qwen3_vision import Picture, prompt_ids
 from tokenizer_utils import Answer, InputError, StreamDecoder, Tokenizer
 
 
@@ -45,7 +43,7 @@ class AnswerText(Processor):
 class Completion(Stream):
     """An answer while it is generated: iterate over it for its text, piece by piece, `await` it, or call `finish`.
 
-    `answer` (the text taken apart), `message` and `parsed` generate the rest first, unless it was closed.
+    `answer` (the text taken apart), `message` and `parsed` are of a finished answer, or of one that was closed.
     `prompt_ids` [n]; the state so far: `token_ids`, `text`, `logprobs` (if asked for), `times`, the start and the
     arrival of each token in seconds; `cached_tokens`, the prompt tokens found in the cache; `finish_reason`: None until
     the last token, then "tool_calls", "stop" (the model ended it, or a stop text), "length" (cut off) or "loop" (see
@@ -54,12 +52,12 @@ class Completion(Stream):
 
     def __init__(self, model: Model, token_ids: TokenIds, cache: KVCache | None = None,
                  tools: list[dict[str, Any]] | None = None, picture_seconds: float = 0.0,
-                 options: AnswerOptions | None = None, is_fed: bool = False,
+                 options: AnswerOptions | None = None, closed: bool = False,
                  **given: Unpack[GivenOptions]):
         """Takes the options of options.py, together as `options` or by name.
 
         `tools`, JSON schemas, give the arguments of calls in XML their types. `picture_seconds`: how long the prompt's
-        pictures have taken; the `times` begin so much earlier. `is_fed`: a Batch gives it tokens, not who reads it.
+        pictures have taken; the `times` begin so much earlier. `closed`: it runs no passes; a Batch gives it tokens.
         """
         wanted, tokenizer = options_of(given) if options is None else options, model.tokenizer
         self.model, self.sequence = model, Sequence(model, token_ids, wanted.max_new_tokens, wanted.seed,
@@ -88,7 +86,7 @@ class Completion(Stream):
         self.options, self.picture_seconds = wanted, picture_seconds
         self.streamed = self.cached_tokens = 0
         self.run: Run | None = None  # since it has a cache
-        self.is_fed = is_fed
+        self.closed = closed
         if cache is not None:
             self.begin(cache)
 
@@ -123,7 +121,7 @@ class Completion(Stream):
 
     def news(self) -> list[tuple[str, str]]:
         """The next of the `pairs`, after as many passes as they take; none at the end."""
-        while self.streamed == len(self.pairs) and not self.is_fed and self.ended is None:
+        while self.streamed == len(self.pairs) and not self.closed and self.ended is None:
             self.advance()
         start, self.streamed = self.streamed, len(self.pairs)
         return self.pairs[start:]
@@ -144,13 +142,13 @@ class Completion(Stream):
 
     def finish(self) -> Self:
         """Generates the rest -> itself. Pieces that nobody has read yet can still be read."""
-        while not self.is_fed and self.ended is None:
+        while not self.closed and self.ended is None:
             self.advance()
         return self
 
     def close(self) -> None:
         """Ends the answer where it is."""
-        self.is_fed = True
+        self.closed = True
 
     def read_prompt(self, progress: Callable[[int, int], None]) -> None:
         """Computes the prompt but its end, and tells progress(tokens read, tokens to read) before each piece."""
@@ -172,7 +170,7 @@ class Completion(Stream):
 
     def _repr_markdown_(self) -> str:
         """What a notebook shows: it would take tags for HTML, so the thought is a quotation, and calls are code."""
-        answer = self.answer
+        answer = self.finish().answer
         calls = [f"```json\n{json.dumps(call, ensure_ascii=False)}\n```" for call in answer.tool_calls]
         thought = [re.sub("(?m)^", "> ", answer.reasoning)] if answer.reasoning else []
         return "\n\n".join([*thought, answer.content, *calls])
@@ -210,8 +208,9 @@ class Completion(Stream):
 
     @property
     def answer(self) -> Answer:
-        """The text, taken apart into reasoning, content and tool_calls."""
-        return self.finish().reader.finish(self.ended is not None)
+        """The text of a finished answer, taken apart into reasoning, content and tool_calls. Raises InputError before."""
+        self.check_finished()
+        return self.reader.finish(self.ended is not None)
 
     @property
     def is_json(self) -> bool:
@@ -250,18 +249,3 @@ def complete(model: Model, messages: list[dict[str, Any]],
     ids, seconds, _pictures = prompt_of(model, messages, about, enable_thinking, chat_template_kwargs,
                                         options.max_pixels)
     return Completion(model, ids, cache, about, seconds, options.over(default_sampling(model, enable_thinking)))
-
-
-def prompt_of(model: Model, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None,
-              enable_thinking: bool | None = None, chat_template_kwargs: dict[str, Any] | None = None,
-              max_pixels: int | None = None) -> tuple[TokenIds, float, list[Picture]]:
-    """(the ids of a conversation, the seconds that its pictures have taken, the pictures: hold them while you use the
-    ids)."""
-    numbered = isinstance(chat_template_kwargs, dict) and bool(chat_template_kwargs.get("add_vision_id"))
-    start = time.perf_counter()
-    messages, shown = messages_and_pictures(model, messages, numbered, max_pixels)
-    seconds = time.perf_counter() - start if shown else 0.0
-    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
-                                               chat_template_kwargs=chat_template_kwargs)
-    ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)
-    return prompt_ids(model, ids, shown), seconds, shown

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3_lib.generation.answer import kinds_of
+from qwen3_lib.generation.tools import kinds_of
 from qwen3_lib.generation.matcher import Matcher, compiled_grammar
 from qwen3_lib.generation.prepare import MAX_STRING, prepared
 from qwen3_lib.generation.processors import Processor, ThinkBudget

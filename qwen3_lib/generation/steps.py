@@ -23,7 +23,7 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
     one doesn't wait for a long one. A sequence draws when its whole prompt is computed. In place of the tokens of a
     sequence that fails, the InputError.
     """
-    rests = [sequence.rest(cache) for sequence, cache, _ in runs]
+    rests = [sequence.rewind(cache) for sequence, cache, _ in runs]
     unread = [0 if run.sequence.token_ids and len(rest) == 1 else len(rest) for run, rest in zip(runs, rests)]
     shares, reading = list(unread), sorted((i for i, n in enumerate(unread) if n), key=unread.__getitem__)
     drafts = any(speculator and speculator.mtp for *_, speculator in runs)

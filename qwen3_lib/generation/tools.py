@@ -1,11 +1,11 @@
-"""Python functions as tools that a model may call."""
+"""Tools that a model may call: Python functions as tools, the types of the arguments in calls."""
 import inspect
 import re
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
-from tokenizer_utils import InputError, brief, described
+from tokenizer_utils import InputError, brief, described, json_value
 
 JSON_TYPES = {str: "string", int: "integer", float: "number", bool: "boolean", list: "array", dict: "object"}
 
@@ -49,3 +49,57 @@ def checked_tools(tools: Any, name: str) -> list[dict]:
         raise InputError(f'{name}: tools must be a list of {{"type": "function", "function": {{"name": ..., '
                          '"description": ..., "parameters": ...}}')
     return tools
+
+
+Value = dict[str, Any]
+
+
+def values_for(tools: Sequence[Value] | None) -> Callable[[str, str, str], Any]:
+    """The `value_of` of parse_answer. `tools`, JSON schemas, give the arguments of calls in XML their types."""
+    def value_of(function: str, parameter: str, text: str) -> Any:
+        schemas = _schemas(tools, function)
+        return _argument(text, schemas.get(parameter, {"type": "string"} if schemas else {}))
+
+    return value_of
+
+
+def _schemas(tools: Sequence[Value] | None, name: str) -> Value:
+    """Parameter -> JSON schema of the tool of this name; empty if it isn't known."""
+    for tool in tools or ():
+        found: Any = tool.get("function", tool)
+        if isinstance(found, dict) and found.get("name") == name:
+            for key in ("parameters", "properties"):
+                found = found.get(key) if isinstance(found, dict) else None
+            return found if isinstance(found, dict) else {}
+    return {}
+
+
+TYPES: dict[str, tuple[type, ...]] = {"integer": (int,), "number": (int, float), "boolean": (bool,), "object": (dict,),
+                                      "array": (list,)}
+JSON_WORDS = {"null": "null", "none": "null", "true": "true", "false": "false"}  # also as Python writes them
+
+
+def kinds_of(schema: Any) -> list[str]:
+    """The types that a JSON schema and its alternatives name."""
+    schema = schema if isinstance(schema, dict) else {}
+    options = [schema, *(option for key in ("anyOf", "oneOf") if isinstance(schema.get(key), list)
+                         for option in schema[key] if isinstance(option, dict))]
+    given = [option.get("type") for option in options]
+    return [kind for each in given for kind in (each if isinstance(each, list) else [each]) if isinstance(kind, str)]
+
+
+def _argument(text: str, schema: Any) -> Any:
+    """The value of a text in an XML call: of its schema's type; without a type JSON if it is any; else the text.
+
+    As in vLLM's and SGLang's parsers (qwen3_coder), the first type but null counts, a parameter that the schema of its
+    tool doesn't name is a text, and Python's None, True and False count, because Qwen3.5's template writes them so.
+    """
+    kinds = kinds_of(schema)
+    kind = next((kind for kind in kinds if kind != "null"), None)
+    if kind == "string" and not ("null" in kinds and text.lower() in ("null", "none")):
+        return text
+    try:
+        value = json_value(JSON_WORDS.get(text.lower(), text))
+    except (ValueError, RecursionError):
+        return text
+    return value if kind is None or value is None or type(value) in TYPES.get(kind, (type(value),)) else text

@@ -9,13 +9,10 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 
-from qwen3 import Engine, Model
 
 try:
     from threadpoolctl import ThreadpoolController
@@ -89,21 +86,3 @@ def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any
     libraries, cpus, turn = blas()
     with turn, libraries.limit(limits=1), ThreadPoolExecutor(cpus) as pool:
         yield from pool.map(work, items)
-
-
-@functools.cache
-def sharing(engine: Engine) -> Engine:
-    """The engine; NumPy's with BLAS' threads for each pass: see threads_for."""
-    def shared(function: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(function)
-        def one_pass(model: Model, *args: Any, **options: Any) -> Any:
-            with threads_for(model.config.hidden_size):
-                return function(model, *args, **options)
-
-        return one_pass
-
-    # glibc keeps freed blocks up to the size of the largest freed so far. With them, prefill is 1.12 times as fast.
-    np.empty(2**25 - 2**16, np.uint8)
-    if ThreadpoolController is None:
-        return engine
-    return replace(engine, run=shared(engine.run), guess=engine.guess and shared(engine.guess))

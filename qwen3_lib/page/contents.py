@@ -21,7 +21,7 @@ import qwen3_vision
 from qwen3 import Config, InputError, Model, Sampling, brief, check_finite, softmax
 from qwen3_lib.generation.answer import inside_thought, last_turn
 from qwen3_lib.generation.options import AnswerOptions
-from qwen3_lib.generation.pictures import MARK
+from qwen3_lib.generation.messages import MARK
 from qwen3_lib.io.cores import in_threads
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.io.progress import progress

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from qwen3_asr import RATE
-from qwen3_lib.app.openai import Refusal
+from qwen3_lib.app.fields import Refusal
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.sounds import Recording, open_sound, read_wav
 from qwen3_lib.server.vetting import child_of

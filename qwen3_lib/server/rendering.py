@@ -15,7 +15,7 @@ from typing import Any
 import tokenizers
 
 from qwen3 import log
-from qwen3_lib.app.openai import Refusal
+from qwen3_lib.app.fields import Refusal
 from qwen3_lib.server.vetting import child_of
 from tokenizer_utils import InputError, Tokenizer
 

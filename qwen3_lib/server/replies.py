@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 from qwen3 import Model
 from qwen3_lib.generation.processors import TokenLogprob
-from qwen3_lib.app.openai import GenerationRequest, Value, call_object, chat_choice, chat_logprobs, object_of, usage_of
+from qwen3_lib.app.openai import GenerationRequest, Value
+from qwen3_lib.app.objects import call_object, chat_choice, chat_logprobs, object_of, usage_of
 from qwen3_lib.server.worker import Job
 
 PIECE_FIELDS = {"thinking": "reasoning_content", "content": "content"}  # kind of a piece -> its field

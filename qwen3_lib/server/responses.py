@@ -8,8 +8,8 @@ from typing import Any
 
 from qwen3 import InputError, Model
 
-from qwen3_lib.app.openai import (SHARED_FIELDS, Body, Door, GenerationRequest, Refusal, Value, as_sent, chat_request,
-                                  known, sent_names)
+from qwen3_lib.app.fields import SHARED_FIELDS, Body, Refusal, as_sent, known, sent_names
+from qwen3_lib.app.openai import Door, GenerationRequest, Value, chat_request
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.server.replies import ChatReply, encode
 from qwen3_lib.server.worker import Job

@@ -22,7 +22,9 @@ from starlette.types import Message
 from qwen3 import Model
 from qwen3_asr import LANGUAGES, RATE, language_and_text
 from qwen3_lib.app.dictation import SpeechRequest
-from qwen3_lib.app.openai import Body, GenerationRequest, Refusal, Value, flag, known, usage_of
+from qwen3_lib.app.fields import Body, Refusal, flag, known
+from qwen3_lib.app.openai import GenerationRequest, Value
+from qwen3_lib.app.objects import usage_of
 from qwen3_lib.app.subtitles import SUBTITLE, file_text
 from qwen3_lib.generation.aligner import check_aligner, timed_words
 from qwen3_lib.generation.completion import Completion

@@ -129,7 +129,7 @@ class Grammars:
 
     def start(self, model: Any) -> None:
         """Starts the process that reads the tokenizer, unless it runs: it takes a second for 151,936 tokens."""
-        from qwen3_lib.app.openai import Refusal
+        from qwen3_lib.app.fields import Refusal
         from qwen3_lib.generation.schema import about_tokens
         with self.starting:
             if self.conn is not None and not self.conn.poll():
@@ -156,7 +156,7 @@ class Grammars:
 
     def tried(self, grammar: str) -> Compiled | str:
         """The grammar in its process, or what is wrong with it."""
-        from qwen3_lib.app.openai import Refusal
+        from qwen3_lib.app.fields import Refusal
         busy = Refusal(503, "other schemas are being compiled; try again", headers={"Retry-After": "2"})
         if not WAITING.acquire(blocking=False):
             raise busy
@@ -171,7 +171,7 @@ class Grammars:
             WAITING.release()
 
     def compiled(self, grammar: str) -> Compiled | str:
-        from qwen3_lib.app.openai import Refusal
+        from qwen3_lib.app.fields import Refusal
         if sum(each.n_bytes for each in self.living) > KEPT_MEMORY:
             self.kept.cache_clear()  # those of answers that run stay
         if sum(each.n_bytes for each in self.living) > MOST_MEMORY:

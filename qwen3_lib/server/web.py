@@ -28,10 +28,12 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from qwen3 import InputError, Model, log
 from qwen3_asr import hears, sounds_of
 from qwen3_embed import SEARCH, embed, rerank
-from qwen3_lib.app.openai import (Body, Door, GenerationRequest, Refusal, Unseen, as_sent, chat_prompt, chat_request,
-                                  flag, known, sent_names, text_request, whole)
-from qwen3_lib.app.terminal import model_name, note
-from qwen3_lib.io.errors import brief, encoded, is_whole, parse_json
+from qwen3_lib.app.fields import Body, Refusal, as_sent, flag, known, sent_names, whole
+from qwen3_lib.app.openai import Door, GenerationRequest, Unseen, chat_prompt, chat_request, text_request
+from qwen3_lib.io.facts import model_name
+from qwen3_lib.app.terminal import note
+from qwen3_lib.io.errors import brief, is_whole, parse_json
+from qwen3_lib.generation.messages import encoded
 from qwen3_lib.page.page import joined
 from qwen3_lib.server import responses
 from qwen3_lib.server.replies import ChatReply, Reply, event

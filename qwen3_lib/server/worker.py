@@ -17,7 +17,9 @@ from typing import Any
 
 from qwen3 import InputError, Model, log
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.app.openai import GenerationRequest, Refusal, reason_of
+from qwen3_lib.app.openai import GenerationRequest
+from qwen3_lib.app.fields import Refusal
+from qwen3_lib.app.objects import reason_of
 from qwen3_lib.generation.batch import Batch
 
 SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment

@@ -1,18 +1,43 @@
-"""Pictures in conversations: parts of messages become the tokens of pictures, see qwen3_vision.py."""
+"""From messages to the ids of a prompt: texts, and pictures, whose parts become tokens (see qwen3_vision.py)."""
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from qwen3 import Model
-from qwen3_lib.io.errors import TooLong
+from qwen3 import Model, TokenIds
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
-from qwen3_vision import MAX_PIXELS, MIN_PIXELS, PIXELS_LIMIT, Picture, sees
-from tokenizer_utils import PICTURES, InputError, is_picture
+from qwen3_vision import MAX_PIXELS, MIN_PIXELS, PIXELS_LIMIT, Picture, prompt_ids, sees
+from tokenizer_utils import PICTURES, InputError, Tokenizer, is_picture
 
 MARK = "<|vision_start|><|image_pad|><|vision_end|>"  # what the chat templates write for a picture
 DETAILS = {"auto": PIXELS_LIMIT, "high": PIXELS_LIMIT, "low": 2**18}  # OpenAI's word -> most pixels for the model
+
+
+class TooLong(InputError):
+    """A text that has more tokens than the context."""
+
+
+TEXT_PIECE, BORDER = 2**16, 64  # characters that are encoded on trial; tokens that a border between two of them may add
+
+
+def encoded(tokenizer: Tokenizer, text: str, room: int, add_special_tokens: bool = True,
+            cut: bool = False) -> list[int]:
+    """The ids of a text. Raises TooLong for one that can't fit into `room` tokens; or cuts it after them.
+
+    A long text is encoded in pieces first, because all of it could take gigabytes: 200 bytes for each token.
+    """
+    n = 0
+    for end in range(TEXT_PIECE, len(text) + TEXT_PIECE, TEXT_PIECE) if len(text) > TEXT_PIECE else ():
+        n += len(tokenizer.encode(text[end - TEXT_PIECE:end], add_special_tokens=False)) - BORDER
+        if n > room and cut:
+            text = text[:end]
+            break
+        if n > room:
+            raise TooLong(f"the text has {len(text):,} characters; the first {min(end, len(text)):,} are too many for "
+                          f"the context of {room:,} tokens")
+    return tokenizer.encode(text, add_special_tokens)
 
 
 def question(text: str, images: Iterable[Any], max_pixels: int | None = None) -> str | list[dict[str, Any]]:
@@ -102,3 +127,18 @@ def messages_and_pictures(model: Model, messages: Any, numbered: bool = False, m
            if isinstance(each, dict) and isinstance(each.get("content"), list) else each
            for i, each in enumerate(messages)]
     return out, pictures
+
+
+def prompt_of(model: Model, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None = None,
+              enable_thinking: bool | None = None, chat_template_kwargs: dict[str, Any] | None = None,
+              max_pixels: int | None = None) -> tuple[TokenIds, float, list[Picture]]:
+    """(the ids of a conversation, the seconds that its pictures have taken, the pictures: hold them while you use the
+    ids)."""
+    numbered = isinstance(chat_template_kwargs, dict) and bool(chat_template_kwargs.get("add_vision_id"))
+    start = time.perf_counter()
+    messages, shown = messages_and_pictures(model, messages, numbered, max_pixels)
+    seconds = time.perf_counter() - start if shown else 0.0
+    text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
+                                               chat_template_kwargs=chat_template_kwargs)
+    ids = encoded(model.tokenizer, text, model.config.context_length, add_special_tokens=False)
+    return prompt_ids(model, ids, shown), seconds, shown

@@ -15,7 +15,8 @@ from qwen3_lib.generation.guesses import Draft, has_mtp_head
 from qwen3_lib.generation.options import DRAFTS, OPTION_NAMES, AnswerOptions
 from qwen3_lib.generation.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
-from qwen3_lib.app.terminal import LARGE, NUMPY, engine_name, note, parameters
+from qwen3_lib.io.facts import LARGE, NUMPY, engine_name, parameters
+from qwen3_lib.app.terminal import note
 from qwen3_lib.io.errors import LONGEST_LINE, brief, did_you_mean, parse_json
 from qwen3_lib.io.rope import stretched
 from qwen3_vision import MAX_PIXELS

@@ -67,7 +67,7 @@ def ratios_table(machines: list[dict]) -> str:
     for m in machines:
         ratios = []
         for found in (m["speeds"][work] for work in works):
-            bf16 = found.get("rounded-bf16", found.get("bf16", {}))  # as the fast engine has it by default
+            bf16 = found.get("bf16, activations too", found.get("bf16", {}))  # as the fast engine has it by default
             ratios.append(" / ".join(map(ratio, (bf16, found.get("int8", {}), found.get("int4", {})))))
         lines.append([f"{m['machine']}, {m['date']}", *ratios, peers_of(m)])
     return "\n".join(table(*lines))

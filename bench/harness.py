@@ -51,7 +51,7 @@ LLAMA, OPENVINO, CT2 = ("llama_cpp", "gguf"), ("openvino_genai",), ("ctranslate2
 # What is compared with each other stands together, so that it is also measured close together.
 ENTRIES = {
     "bf16": Entry("this engine", "bf16", 2, 2, ("numba",)),
-    "bf16-rounded": Entry("this engine", "rounded-bf16", 2, 2, ("numba",)),
+    "bf16-rounded": Entry("this engine", "bf16, activations too", 2, 2, ("numba",)),
     "llama-bf16": Entry("llama.cpp", "bf16", 2, 2, LLAMA),
     "ik-bf16": Entry("ik_llama.cpp", "bf16", 2, 2, LLAMA, file="llama-bf16"),
     "openvino-fp16": Entry("OpenVINO", "bf16", 2, 1, OPENVINO),  # computed in bf16 if the CPU can

@@ -13,7 +13,7 @@ on the hub, quantized files and more. The model computes in float32; a comment s
 Read this file from top to bottom:
 
     config -> components -> KV cache -> forward -> sampling -> generation -> conversation
-    then what a first reading can do without: towers -> loading -> checks -> main
+    then what a first reading can do without: passes -> towers -> loading -> checks -> main
 
 The data flow, with the sizes of Qwen3-0.6B (`n` is the number of tokens):
 
@@ -154,10 +154,6 @@ def apply_rope(x: np.ndarray, cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     return np.concatenate([a * cos - b * sin, b * cos + a * sin], axis=-1)
 
 
-QUERIES = 128  # positions whose attention is computed together
-MAX_SCORES = 2**24  # attention scores in memory at a time (64 MiB): with very long contexts, fewer positions together
-
-
 def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = True) -> np.ndarray:
     """Grouped-query attention of the newest n positions to all positions so far (Ainslie et al. 2023).
 
@@ -168,11 +164,6 @@ def attention(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = True) 
     q: [n_heads, n, head_dim]; k, v: [n_kv_heads, length, head_dim], the new positions last -> [n_heads, n, head_dim]
     """
     (n_heads, n, head_dim), (n_kv_heads, length) = q.shape, k.shape[:2]
-    block = max(1, min(QUERIES, MAX_SCORES // (n_heads * length)))
-    if n > block:  # in blocks of queries, each without the keys that come after its last query
-        ends = [min(length - n + i + block, length) if causal else length for i in range(0, n, block)]
-        return np.concatenate([attention(q[:, i * block:(i + 1) * block], k[:, :end], v[:, :end], causal)
-                               for i, end in enumerate(ends)], axis=1)
     # Query head h uses KV head h // group. The heads of a group are neighbours, so one reshape stacks them as rows of
     # one product, and K and V are not repeated in memory.
     group = n_heads // n_kv_heads
@@ -242,14 +233,12 @@ def decoder_layer(x: np.ndarray, w: dict[str, Any], config: Config, cache: KVCac
 # A token sees only the tokens before it. So nothing computed for a position ever changes: with its k and v kept, a new
 # token costs as much as a prompt of one token, and 2 * layers * n_kv_heads * head_dim * 4 bytes, 229 kB in Qwen3-0.6B.
 
-class KVCache:
+class Cache:
     """The keys and values of one sequence, k and v [n_layers, n_kv_heads, capacity, head_dim]; `length` are filled.
 
     A full cache grows by a quarter and 64 positions, at most to `max_length`. `token_ids` [capacity]: their tokens.
+    KVCache, further below, is a Cache that can also be copied and kept.
     """
-    dtype = "f32"  # its number format; the fast engine has caches with smaller ones
-    kind = "of the NumPy engine"  # a model takes caches of one kind only: see check_cache
-    ahead: Any = None  # what an MTP head has read of the tokens: see qwen3_lib/generation/ahead.py
 
     def __init__(self, config: Config, max_length: int | None = None):
         self.config, self.length = config, 0
@@ -287,14 +276,7 @@ class KVCache:
         end = self.length + k.shape[1]
         self.k[layer, :, self.length:end] = k
         self.v[layer, :, self.length:end] = v
-        return attention(q, self.k[layer, :, :end], self.v[layer, :, :end])
-
-    def borders(self, token_ids: np.ndarray, ends: Iterable[int]) -> list[int]:
-        """Behind which of the new tokens [n] a pass must stop: none. A Qwen3.5 keeps its state where a turn ends.
-
-        `ends`: the end-of-text tokens, at which turns end.
-        """
-        return []
+        return attention_in_blocks(q, self.k[layer, :, :end], self.v[layer, :, :end])
 
     def advance(self, token_ids: np.ndarray) -> None:
         """Counts the new tokens [n] as filled."""
@@ -313,47 +295,11 @@ class KVCache:
             raise InputError(f"a cache of {self.length} positions can't be cut to {length}")
         self.length = length
 
-    def copy_from(self, source: Self, n: int) -> None:
-        """Becomes a copy of the first n positions of another cache of its kind."""
-        self.truncate(0)
-        self.reserve(n)
-        self.k[:, :, :n], self.v[:, :, :n] = source.k[:, :, :n], source.v[:, :, :n]
-        self.advance(source.token_ids[:n])
-
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The filled part, for a file: token_ids [n], k and v [n_layers, n_kv_heads, n, head_dim]."""
-        n = self.length
-        return {"token_ids": self.token_ids[:n], "k": self.k[..., :n, :], "v": self.v[..., :n, :]}
-
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over the `arrays` of a cache of its kind. Raises InputError for other shapes or number formats."""
-        k, n = self.k, arrays["token_ids"].size
-        shape = (*k.shape[:2], n, k.shape[3])
-        if arrays["token_ids"].shape != (n,) or any(arrays[name].shape != shape or arrays[name].dtype != k.dtype
-                                                    for name in "kv"):
-            raise InputError("the arrays of another cache, or damaged ones")
-        self.truncate(0)
-        self.reserve(n)
-        self.k[..., :n, :], self.v[..., :n, :] = arrays["k"], arrays["v"]
-        self.advance(arrays["token_ids"])
-
-    def bytes(self, length: int, more_layers: int = 0) -> int:
-        """The bytes of a cache like this one with so many positions."""
-        return 2 * self.k.itemsize * (len(self.k) + more_layers) * self.k.shape[1] * self.k.shape[3] * length
-
 
 # ---- forward: token ids in, logits out -------------------------------------------------------------------------------
 
 CHUNK = 512  # prompt tokens that go through the layers together: enough for full speed of the matrix products
 TokenIds = list[int] | np.ndarray
-
-
-class NextTokens(NamedTuple):
-    """The new tokens of one sequence, for `passes`."""
-    cache: KVCache  # what was computed before them
-    token_ids: np.ndarray  # [n]
-    wanted: int = 1  # logits are wanted after so many of the last tokens
-    guesses: int = 0  # so many of the last tokens may be cut off again
 
 
 class Pass(NamedTuple):
@@ -379,38 +325,6 @@ class Pass(NamedTuple):
             cache.advance(self.token_ids[rows])
 
 
-def embed_tokens(model: Model, ids: np.ndarray) -> np.ndarray:
-    """The vectors of tokens [n] -> [n, hidden_size]: rows of embed_tokens, or what a tower has made of a picture."""
-    x = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0))
-    if model.media is not None and (seen := ids < 0).any():
-        x[seen] = model.media.vectors(ids[seen])[0]
-    return x
-
-
-def passes(model: Model, parts: list[NextTokens], states: bool = False) -> Iterator[Pass]:
-    """The new tokens of some sequences, in passes of at most CHUNK tokens. Run each before you ask for the next one.
-
-    Raises InputError if a cache has no room for its tokens.
-    """
-    media, ids = model.media, together([part.token_ids for part in parts])
-    ends = [*itertools.accumulate(len(part.token_ids) for part in parts)]
-    places = [*zip(parts, [0, *ends], ends)]  # with the first and the last row of each sequence
-    positions = together([part.cache.reserve(len(part.token_ids), part.guesses) for part in parts])
-    if media is not None:
-        positions = together([media.positions(cache.token_ids[:cache.length], new) for cache, new, *_ in parts])
-    wanted = together([np.arange(end - part.wanted, end) for part, _, end in places])
-    stops = {*range(0, len(ids), CHUNK), len(ids)}
-    for part, first, _ in places:
-        stops |= {first + n for n in part.cache.borders(part.token_ids, model.eos_token_ids)}
-    for start, stop in itertools.pairwise(sorted(stops)):
-        new = ids[start:stop]
-        rows = [(part.cache, slice(max(first, start) - start, min(end, stop) - start))
-                for part, first, end in places if first < stop and start < end]
-        yield Pass(new, embed_tokens(model, new), positions[start:stop], rows,
-                   wanted[(start <= wanted) & (wanted < stop)] - start, states,
-                   media.added(new) if media is not None and (new < 0).any() else ())
-
-
 @np.errstate(over="ignore", invalid="ignore")  # NaN in the weights is reported once it has reached the logits
 def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
     """Runs a pass through all layers -> (logits float32 [wanted, vocab_size], hidden states [n, hidden_size])."""
@@ -423,21 +337,6 @@ def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
     new.advance()
     x = rms_norm(x, weights["norm"], config.rms_norm_eps)
     return linear(x[new.wanted], weights["lm_head"]), x  # the head costs several layers
-
-
-def compute(model: Model, parts: list[NextTokens], states: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """Runs new tokens of some sequences through the model, and adds them to the caches.
-
-    -> (the wanted logits of all, float32 [m, vocab_size]; with `states`, the residual stream after the last norm,
-    [n, hidden_size]). `forward` without its checks, for one sequence or several.
-    """
-    logits, hidden = zip(*[model.engine.run(model, new) for new in passes(model, parts, states)])
-    return together(logits), together(hidden)
-
-
-def together(arrays: Any, axis: int = 0) -> np.ndarray:
-    """np.concatenate, without a copy of a single array."""
-    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
 
 
 def forward(model: Model, token_ids: TokenIds, cache: KVCache, all_logits: bool = False) -> np.ndarray:
@@ -672,7 +571,7 @@ class Stream(Iterator[str]):
 
     @property
     def answer(self) -> Answer:
-        """The text of a finished answer, taken apart into reasoning, content and tool_calls. Raises InputError before."""
+        """A finished answer, taken apart into reasoning, content and tool_calls. Raises InputError before."""
         self.check_finished()
         last = self.sequence.model.tokenizer.decode(self.sequence.prompt[-2:]).strip()
         return parse_answer(self.text, last == "<think>")  # a template may open the thought
@@ -728,7 +627,120 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
 
 
 # ======================================================================================================================
-# Here ends the model. The rest is pictures and sounds, files, checks of what comes from outside, and the command line.
+# Here ends the model. The rest is work for many tokens at once, pictures and sounds, files, checks of what comes from
+# outside, and the command line.
+
+# ---- Passes: attention in blocks; new tokens of one sequence or of several, pictures among them ----------------------
+
+QUERIES = 128  # positions whose attention is computed together
+MAX_SCORES = 2**24  # attention scores in memory at a time (64 MiB): with very long contexts, fewer positions together
+
+
+def attention_in_blocks(q: np.ndarray, k: np.ndarray, v: np.ndarray, causal: bool = True) -> np.ndarray:
+    """attention() in blocks of queries, each without the keys that come after its last query."""
+    n, length = q.shape[1], k.shape[1]
+    block = max(1, min(QUERIES, MAX_SCORES // (len(q) * length)))
+    ends = [min(length - n + i + block, length) if causal else length for i in range(0, n, block)]
+    return together([attention(q[:, i * block:(i + 1) * block], k[:, :end], v[:, :end], causal)
+                     for i, end in enumerate(ends)], axis=1)
+
+
+class KVCache(Cache):
+    """A Cache that can be copied, and kept in a file; other engines' caches are classes of it."""
+    dtype = "f32"  # its number format; the fast engine has caches with smaller ones
+    kind = "of the NumPy engine"  # a model takes caches of one kind only: see check_cache
+    ahead: Any = None  # what an MTP head has read of the tokens: see qwen3_lib/generation/ahead.py
+
+    def borders(self, token_ids: np.ndarray, ends: Iterable[int]) -> list[int]:
+        """Behind which of the new tokens [n] a pass must stop: none. A Qwen3.5 keeps its state where a turn ends.
+
+        `ends`: the end-of-text tokens, at which turns end.
+        """
+        return []
+
+    def copy_from(self, source: Self, n: int) -> None:
+        """Becomes a copy of the first n positions of another cache of its kind."""
+        self.truncate(0)
+        self.reserve(n)
+        self.k[:, :, :n], self.v[:, :, :n] = source.k[:, :, :n], source.v[:, :, :n]
+        self.advance(source.token_ids[:n])
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """The filled part, for a file: token_ids [n], k and v [n_layers, n_kv_heads, n, head_dim]."""
+        n = self.length
+        return {"token_ids": self.token_ids[:n], "k": self.k[..., :n, :], "v": self.v[..., :n, :]}
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        """Takes over the `arrays` of a cache of its kind. Raises InputError for other shapes or number formats."""
+        k, n = self.k, arrays["token_ids"].size
+        shape = (*k.shape[:2], n, k.shape[3])
+        if arrays["token_ids"].shape != (n,) or any(arrays[name].shape != shape or arrays[name].dtype != k.dtype
+                                                    for name in "kv"):
+            raise InputError("the arrays of another cache, or damaged ones")
+        self.truncate(0)
+        self.reserve(n)
+        self.k[..., :n, :], self.v[..., :n, :] = arrays["k"], arrays["v"]
+        self.advance(arrays["token_ids"])
+
+    def bytes(self, length: int, more_layers: int = 0) -> int:
+        """The bytes of a cache like this one with so many positions."""
+        return 2 * self.k.itemsize * (len(self.k) + more_layers) * self.k.shape[1] * self.k.shape[3] * length
+
+
+class NextTokens(NamedTuple):
+    """The new tokens of one sequence, for `passes`."""
+    cache: KVCache  # what was computed before them
+    token_ids: np.ndarray  # [n]
+    wanted: int = 1  # logits are wanted after so many of the last tokens
+    guesses: int = 0  # so many of the last tokens may be cut off again
+
+
+def embed_tokens(model: Model, ids: np.ndarray) -> np.ndarray:
+    """The vectors of tokens [n] -> [n, hidden_size]: rows of embed_tokens, or what a tower has made of a picture."""
+    x = model.engine.rows(model, "embed_tokens", np.maximum(ids, 0))
+    if model.media is not None and (seen := ids < 0).any():
+        x[seen] = model.media.vectors(ids[seen])[0]
+    return x
+
+
+def passes(model: Model, parts: list[NextTokens], states: bool = False) -> Iterator[Pass]:
+    """The new tokens of some sequences, in passes of at most CHUNK tokens. Run each before you ask for the next one.
+
+    Raises InputError if a cache has no room for its tokens.
+    """
+    media, ids = model.media, together([part.token_ids for part in parts])
+    ends = [*itertools.accumulate(len(part.token_ids) for part in parts)]
+    places = [*zip(parts, [0, *ends], ends)]  # with the first and the last row of each sequence
+    positions = together([part.cache.reserve(len(part.token_ids), part.guesses) for part in parts])
+    if media is not None:
+        positions = together([media.positions(cache.token_ids[:cache.length], new) for cache, new, *_ in parts])
+    wanted = together([np.arange(end - part.wanted, end) for part, _, end in places])
+    stops = {*range(0, len(ids), CHUNK), len(ids)}
+    for part, first, _ in places:
+        stops |= {first + n for n in part.cache.borders(part.token_ids, model.eos_token_ids)}
+    for start, stop in itertools.pairwise(sorted(stops)):
+        new = ids[start:stop]
+        rows = [(part.cache, slice(max(first, start) - start, min(end, stop) - start))
+                for part, first, end in places if first < stop and start < end]
+        yield Pass(new, embed_tokens(model, new), positions[start:stop], rows,
+                   wanted[(start <= wanted) & (wanted < stop)] - start, states,
+                   media.added(new) if media is not None and (new < 0).any() else ())
+
+
+def compute(model: Model, parts: list[NextTokens], states: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """Runs new tokens of some sequences through the model, and adds them to the caches.
+
+    -> (the wanted logits of all, float32 [m, vocab_size]; with `states`, the residual stream after the last norm,
+    [n, hidden_size]). `forward` without its checks, for one sequence or several.
+    """
+    logits, hidden = zip(*[model.engine.run(model, new) for new in passes(model, parts, states)])
+    return together(logits), together(hidden)
+
+
+def together(arrays: Any, axis: int = 0) -> np.ndarray:
+    """np.concatenate, without a copy of a single array."""
+    return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
+
 
 # ---- Towers: what qwen3_vision.py and qwen3_asr.py share -------------------------------------------------------------
 

@@ -54,7 +54,7 @@ import qwen3  # first: it says in one line what is missing
 import numpy as np
 import tokenizers
 from qwen3 import (LIBRARY, QWEN3, KVCache, Media, Model, SamplingOptions, Sequence, Source, Stream,
-                   attention, checked_whole, dense, gelu, layer_norm, linear, to_float32)
+                   attention_in_blocks, checked_whole, dense, gelu, layer_norm, linear, to_float32)
 from tokenizer_utils import (InputError, Tokenizer, brief, library_errors, load_tokenizer, make_tokenizer,
                              read_json_object)
 
@@ -152,7 +152,7 @@ def encoder_layer(x: np.ndarray, w: dict[str, Any], name: str, n_heads: int) -> 
     h = layer_norm(x, w, f"{name}.self_attn_layer_norm", 1e-5)
     q, k, v = (dense(h, w, f"{name}.self_attn.{part}_proj").reshape(len(x), n_heads, -1).swapaxes(0, 1)
                for part in "qkv")  # [n_heads, n, head_dim] each
-    heads = attention(q, k, v, causal=False).swapaxes(0, 1).reshape(x.shape)
+    heads = attention_in_blocks(q, k, v, causal=False).swapaxes(0, 1).reshape(x.shape)
     x = x + dense(heads, w, f"{name}.self_attn.out_proj")
     hidden = gelu(dense(layer_norm(x, w, f"{name}.final_layer_norm", 1e-5), w, f"{name}.fc1"))
     return x + dense(hidden, w, f"{name}.fc2")

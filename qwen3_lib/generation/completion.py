@@ -208,7 +208,7 @@ class Completion(Stream):
 
     @property
     def answer(self) -> Answer:
-        """The text of a finished answer, taken apart into reasoning, content and tool_calls. Raises InputError before."""
+        """A finished answer, taken apart into reasoning, content and tool_calls. Raises InputError before."""
         self.check_finished()
         return self.reader.finish(self.ended is not None)
 

@@ -217,7 +217,7 @@ def attention_weights(q: np.ndarray, k: np.ndarray) -> np.ndarray:
     """
     length, head_dim = k.shape[1:]
     units = [np.eye(length, head_dim, -start, dtype=np.float32) for start in range(0, length, head_dim)]
-    weights = [qwen3.attention(q, k, np.broadcast_to(unit, k.shape)) for unit in units]
+    weights = [qwen3.attention_in_blocks(q, k, np.broadcast_to(unit, k.shape)) for unit in units]
     return np.concatenate(weights, axis=-1)[..., :length]
 
 

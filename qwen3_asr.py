@@ -53,8 +53,8 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 import qwen3  # first: it says in one line what is missing
 import numpy as np
 import tokenizers
-from qwen3 import (LIBRARY, QWEN3, KVCache, Media, Model, SamplingOptions, Sequence, Source, Stream,
-                   attention_in_blocks, checked_whole, dense, gelu, layer_norm, linear, to_float32)
+from qwen3 import (LIBRARY, QWEN3, Media, Model, SamplingOptions, Sequence, Source, Stream, attention_in_blocks,
+                   checked_whole, dense, gelu, layer_norm, linear, to_float32)
 from tokenizer_utils import (InputError, Tokenizer, brief, library_errors, load_tokenizer, make_tokenizer,
                              read_json_object)
 
@@ -301,9 +301,11 @@ def speech_prompt(model: Model, sound: Sound, language: str = "", context: str =
         encode(after + f"language {language}<asr_text>" * bool(language), False)])
 
 
-def usual_limit(sound: Sound) -> int:
-    """Most tokens of a sound's text, if nobody sets a limit: as many as the sound has, 13 a second, and 64 more."""
-    return len(sound.ids) + 64
+def speech_options(sound: Sound, max_new_tokens: int | None = None, temperature: float | None = None) -> dict[str, Any]:
+    """The options of a sound's answer: at most as many tokens as the sound has, 13 a second, and 64 more, and greedy,
+    whatever the model's files say; unless others are given."""
+    return {"max_new_tokens": len(sound.ids) + 64 if max_new_tokens is None else max_new_tokens,
+            "temperature": 0.0 if temperature is None else temperature}
 
 
 def language_and_text(answer: str, language: str = "") -> tuple[str, str]:
@@ -319,25 +321,35 @@ def language_and_text(answer: str, language: str = "") -> tuple[str, str]:
     return "" if name.lower() == "none" else name, text.strip()
 
 
+class SpokenText:
+    """Takes an answer apart while it grows, as language_and_text does: `language` and `text` are those so far."""
+
+    def __init__(self, language: str = ""):
+        self.given, self.language, self.answer, self.text = language, language, "", ""
+
+    def push(self, piece: str, ended: bool = False) -> str:
+        """Takes the next piece of the answer -> that of the text; none comes before <asr_text> or the end."""
+        self.answer, before = self.answer + piece, len(self.text)
+        if self.given or ended or "<asr_text>" in self.answer:
+            self.language, self.text = language_and_text(self.answer, self.given)
+        return self.text[before:]
+
+
 class Hearing(Stream):
     """The text of a sound as it comes: a Stream without the language before <asr_text>, which `language` is."""
 
     def __init__(self, model: Model, sound: Sound, language: str = "", context: str = "",
-                 cache: KVCache | None = None, max_tokens: int | None = None, processors: Any = (), **sampling: Any):
-        limit = checked_whole("max_tokens", usual_limit(sound) if max_tokens is None else max_tokens, 1)
-        ids = speech_prompt(model, sound, language, context)
-        sampling = {"temperature": 0.0, "processors": processors} | sampling  # greedy, whatever the model's files say
-        super().__init__(model, Sequence(model, ids, limit, **sampling), cache)
-        self.language, self.pieces = language, self.spoken(self.pieces, language)
+                 max_tokens: int | None = None, temperature: float | None = None, **sampling: Any):
+        limit = None if max_tokens is None else checked_whole("max_tokens", max_tokens, 1)
+        options = sampling | speech_options(sound, limit, temperature)
+        super().__init__(model, Sequence(model, speech_prompt(model, sound, language, context), **options))
+        self.spoken = SpokenText(language)
+        ended = itertools.chain(((piece, False) for piece in self.pieces), [("", True)])
+        self.pieces = filter(None, itertools.starmap(self.spoken.push, ended))
 
-    def spoken(self, pieces: Iterator[str], given: str) -> Iterator[str]:
-        """The pieces of an answer -> those of its text, once <asr_text> has come, without spaces around it."""
-        answer = text = ""
-        for piece in itertools.chain(pieces, [None]):
-            answer += piece or ""
-            if given or "<asr_text>" in answer or piece is None:
-                before, (self.language, text) = text, language_and_text(answer, given)
-                yield from filter(None, [text[len(before):]])
+    @property
+    def language(self) -> str:
+        return self.spoken.language
 
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
@@ -399,8 +411,8 @@ def transcribe(model: Model, sound: Any, language: str | None = None, context: s
     Raises InputError for what can't be read, and for a model that can't hear.
     """
     from qwen3_lib.generation.transcript import Transcript
-    options: dict[str, Any] = {"max_tokens": max_tokens, "seed": seed, **sampling}
-    return Transcript(model, sound, language, context, longest_part, words, **options)
+    limit = None if max_tokens is None else checked_whole("max_tokens", max_tokens, 1)
+    return Transcript(model, sound, language, context, longest_part, words, max_new_tokens=limit, seed=seed, **sampling)
 
 
 def chat(model: Model, prompt: str, language: str | None, context: str | None, system: str | None,

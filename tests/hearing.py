@@ -5,8 +5,10 @@ import struct
 from pathlib import Path
 
 import numpy as np
+import pytest
 
-from configs import SPEECH_TOKENS
+import qwen3
+from configs import SPEECH_TOKENS, asr_config
 from make_random_model import make_random_model
 
 # Sharp attention, and a last norm of both signs, so that an answer has many different tokens, which the sound decides.
@@ -22,6 +24,16 @@ def make_hearing(config: dict, path: Path, dtype: str = "float32") -> Path:
                                   for name, i in SPEECH_TOKENS.items()]
     (path / "tokenizer.json").write_text(json.dumps(tokenizer), "utf-8")
     return path
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return make_hearing(asr_config("0.6B"), tmp_path_factory.mktemp("hearing"))
+
+
+@pytest.fixture(scope="module")
+def model(path):
+    return qwen3.load_model(path)
 
 
 def voice(n_samples: int, seed: int = 0) -> np.ndarray:

@@ -13,24 +13,19 @@ import qwen3
 import qwen3_asr
 import qwen3_numba
 from configs import ROOT, SPEECH_TOKENS, asr_config
-from hearing import make_hearing, voice, wav_of
+from hearing import make_hearing, path, voice, wav_of  # noqa: F401
 from helpers import assert_one_line, edit_json, message_of, random_ids
 from make_random_model import make_random_model
 from published import write_tensors
 from qwen3 import map_safetensors
-from qwen3_asr import (LANGUAGES, Hearing, language_and_text, language_named, log_mel, samples_in_wav, sinusoids,
-                       speech_prompt)
+from qwen3_asr import (LANGUAGES, Hearing, SpokenText, language_and_text, language_named, log_mel, samples_in_wav,
+                       sinusoids, speech_prompt)
 from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.io.packed import save_quantized
 
 ENGINES = {"NumPy": qwen3.Engine(), "float32": qwen3_numba.engine(), "bfloat16": qwen3_numba.engine(),
            "int8": qwen3_numba.engine("int8"), "int8, KV in int8": qwen3_numba.engine("int8", kv_dtype="int8")}
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return make_hearing(asr_config("0.6B"), tmp_path_factory.mktemp("hearing"))
 
 
 @pytest.fixture(scope="module", params=ENGINES)
@@ -186,7 +181,13 @@ def test_languages():
     ("language English<asr_text>a", "German", ("German", "language English<asr_text>a")),
     ("Greek <asr_text>a<asr_text>b", "", ("Greek", "a<asr_text>b"))])
 def test_an_answer_has_a_language_and_a_text(answer, language, expected):
+    """As a whole, and in pieces of any length: those of the text join to it, and none is taken back."""
     assert language_and_text(answer, language) == expected
+    for n in (1, 2, 7, 99):
+        spoken = SpokenText(language)
+        pieces = [spoken.push(answer[i:i + n]) for i in range(0, len(answer), n)]
+        pieces.append(spoken.push("", ended=True))
+        assert ("".join(pieces), spoken.language, spoken.text) == (expected[1], *expected)
 
 
 @pytest.mark.parametrize("change", [lambda weight: weight[:-1], lambda weight: weight * np.nan], ids=["narrow", "NaN"])

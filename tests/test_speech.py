@@ -12,7 +12,7 @@ import pytest
 import qwen3
 import qwen3_asr
 from configs import ROOT, asr_config
-from hearing import make_hearing, voice, wav_of
+from hearing import make_hearing, model, path, voice, wav_of  # noqa: F401
 from helpers import assert_one_line, forked, run_forked, run_main, works_or_refused
 from qwen3_asr import transcribe
 from qwen3_lib.app import speech
@@ -23,16 +23,6 @@ from qwen3_lib.generation.transcript import Part, joined_text
 
 NAN = wav_of(np.full((16_000, 1), np.nan, "<f4"), encoding=3)
 VOICE = wav_of(np.round(voice(640_000) * 2**15).astype("<i2")[:, None])  # 40 seconds
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return make_hearing(asr_config("0.6B"), tmp_path_factory.mktemp("hearing"))
-
-
-@pytest.fixture(scope="module")
-def model(path):
-    return qwen3.load_model(path)
 
 
 @pytest.fixture
@@ -86,9 +76,9 @@ def test_times_are_printed_while_it_hears(path, parts, sound, capfd, monkeypatch
     """Those of a part before the next one is heard."""
     expected = [[f"[{clock(start, '.')} --> {clock(end, '.')}] {text}\n" for start, end, text in cues([part])]
                 for part in parts]
-    real, printed, before = qwen3_asr.Sounds.hear, [], []
+    real, printed, before = qwen3_asr.Sounds.hear_in_pieces, [], []
     monkeypatch.setattr(speech, "write", printed.append)
-    monkeypatch.setattr(qwen3_asr.Sounds, "hear", lambda *given: before.append([*printed]) or real(*given))
+    monkeypatch.setattr(qwen3_asr.Sounds, "hear_in_pieces", lambda *given: before.append([*printed]) or real(*given))
     assert hear(capfd, path, *COMMAND, sound, "--timestamps")[0] == 0
     assert before == [[], expected[0], expected[0] + expected[1]] and printed == sum(expected, [])
 
@@ -107,10 +97,10 @@ class Screen(io.StringIO):
 
 def test_progress_stays_on_the_terminal(path, parts, sound, capfd, monkeypatch):
     """While a part is heard, the screen shows how much was heard before, and the end of its text."""
-    screen, real, seen = Screen(), qwen3_asr.Sounds.hear, []
+    screen, real, seen = Screen(), qwen3_asr.Sounds.hear_in_pieces, []
     monkeypatch.setattr(sys, "stderr", screen)
     monkeypatch.setattr("tqdm.std.time", lambda: 1e9)  # else it depends on the machine's speed what tqdm draws
-    monkeypatch.setattr(qwen3_asr.Sounds, "hear", lambda *given: seen.append(screen.line()) or real(*given))
+    monkeypatch.setattr(qwen3_asr.Sounds, "hear_in_pieces", lambda *given: seen.append(screen.line()) or real(*given))
     assert hear(capfd, path, *COMMAND, sound, "--out", "a.txt")[0] == 0
     assert len(seen) == 3
     for i, part in enumerate(parts):
@@ -201,14 +191,14 @@ def read(name):
 
 def stop_after(monkeypatch, n, stop):
     """Calls stop() when n parts are written."""
-    original = speech.Output.add
+    original = speech.Output.write
 
-    def add(self, part):
-        original(self, part)
-        if len(self.parts) == n:
+    def write(self, parts):
+        original(self, parts)
+        if len(parts) == n:
             stop()
 
-    monkeypatch.setattr(speech.Output, "add", add)
+    monkeypatch.setattr(speech.Output, "write", write)
     return original
 
 
@@ -228,9 +218,9 @@ def test_files_that_are_written_part_by_part(path, parts, sound, capfd, form, mo
         status, _, err = hear(capfd, path, *command, *other)
         assert status == 1 and words in err and "--overwrite" in err
         assert read(out) == FORMS[form](parts[:1])
-    monkeypatch.setattr(speech.Output, "add", original)
-    starts, real = [], qwen3_asr.Sounds.hear
-    monkeypatch.setattr(qwen3_asr.Sounds, "hear", lambda *given: starts.append(len(given[1])) or real(*given))
+    monkeypatch.setattr(speech.Output, "write", original)
+    starts, real = [], qwen3_asr.Sounds.hear_in_pieces
+    monkeypatch.setattr(qwen3_asr.Sounds, "hear_in_pieces", lambda *given: starts.append(len(given[1])) or real(*given))
     status, printed, said = hear(capfd, path, *command)
     assert (status, printed) == (0, "") and len(starts) == 2
     assert ("share of the characters" in said) is (form in ("srt", "vtt"))
@@ -249,9 +239,9 @@ def test_another_command_after_the_output_was_deleted_starts_anew(path, parts, s
     assert hear(capfd, path, *command, "--part", 39)[0] == 130
     os.unlink("a.txt")
     assert hear(capfd, path, *command)[0] == 130 and read("a.txt") == FORMS["txt"](parts[:1])
-    monkeypatch.setattr(speech.Output, "add", original)
-    starts, real = [], qwen3_asr.Sounds.hear
-    monkeypatch.setattr(qwen3_asr.Sounds, "hear", lambda *given: starts.append(1) or real(*given))
+    monkeypatch.setattr(speech.Output, "write", original)
+    starts, real = [], qwen3_asr.Sounds.hear_in_pieces
+    monkeypatch.setattr(qwen3_asr.Sounds, "hear_in_pieces", lambda *given: starts.append(1) or real(*given))
     assert hear(capfd, path, *command, "--overwrite")[0] == 0 and len(starts) == 2
     assert read("a.txt") == FORMS["txt"](parts)
 
@@ -262,15 +252,15 @@ def test_a_file_beside_each_sound(path, parts, sound, capfd, monkeypatch):
         with open(name, "wb") as file:
             file.write(data)
     command = (*COMMAND, sound, "b.wav", "c.WAV", "--format", "txt")
-    original, written = speech.Output.add, []
+    original, written = speech.Output.write, []
 
-    def add(self, part):
-        original(self, part)
+    def write(self, parts):
+        original(self, parts)
         written.append(self.name)
         if len(written) == 4:
             interrupt()
 
-    monkeypatch.setattr(speech.Output, "add", add)
+    monkeypatch.setattr(speech.Output, "write", write)
     assert hear(capfd, path, *command)[0] == 130
     names = {"a.wav", "b.wav", "c.WAV", "cut.wav", "nan.wav", "a.txt", "b.txt"}
     assert {*os.listdir()} == names | {"a.txt.job", "b.txt.job"}
@@ -295,7 +285,7 @@ def test_words_on_the_command_line(path, sound, capfd, tmp_path_factory, monkeyp
     assert all("".join(word["text"] for word in part["words"]) == part["text"] for part in parts)
     original = stop_after(monkeypatch, 1, interrupt)
     assert hear(capfd, path, *options, "--out", "a.srt")[0] == 130
-    monkeypatch.setattr(speech.Output, "add", original)
+    monkeypatch.setattr(speech.Output, "write", original)
     status, _, err = hear(capfd, path, *options, "--out", "a.srt")
     assert status == 0 and "share of the characters" not in err
     parts = [Part(**part | {"words": tuple(Word(**word) for word in part["words"])}) for part in parts]
@@ -326,9 +316,9 @@ def test_killed_at_each_step(path, parts, sound, capfd, point):
             break
         before = sum(b"n_tokens" in line for line in open("a.vtt.job", "rb"))
         assert {*os.listdir()} <= {"a.wav", "a.vtt", "a.vtt.job", "a.vtt.job.tmp"}
-        heard, real = [], qwen3_asr.Sounds.hear
+        heard, real = [], qwen3_asr.Sounds.hear_in_pieces
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(qwen3_asr.Sounds, "hear", lambda *given: heard.append(1) or real(*given))
+            patch.setattr(qwen3_asr.Sounds, "hear_in_pieces", lambda *given: heard.append(1) or real(*given))
             assert hear(capfd, path, *COMMAND, sound, "--out", "a.vtt")[0] == 0
         assert len(heard) == 3 - before and read("a.vtt") == FORMS["vtt"](parts)
         assert sorted(os.listdir()) == ["a.vtt", "a.wav"]
@@ -371,21 +361,22 @@ def test_a_damaged_job(sound, monkeypatch):
     words = (Word("a ", 0.5, 1.0), Word("b", 1.0, 2.0))
     parts = [Part(15.0 * i, 15.0 * (i + 1), f"蜜 {i}", "English", "stop", i, words * (i % 2)) for i in range(5)]
     with speech.Output("a.txt", "txt", about, False, None) as output:
-        for part in parts:
-            output.add(part)
+        for i in range(len(parts)):
+            output.write(parts[:i + 1])
     with open("a.txt.job", "rb") as file:
         whole = file.read()
     went_on, lines = set(), whole.splitlines(keepends=True)
     for i in range(len(lines) - 5, len(lines) + 1):  # a line that doesn't belong there
         with open("a.txt.job", "wb") as file:
             file.writelines([*lines[:i], b"\n", *lines[i:]])
-        for more in ((), parts[i + 5 - len(lines):]):
+        kept = i + 5 - len(lines)
+        for more in ((), range(kept, 5)):
             with speech.Output("a.txt", "txt", about, False, None) as output:
-                assert output.parts == parts[:i + 5 - len(lines)]
-                for part in more:
-                    output.add(part)
+                assert output.earlier == parts[:kept]
+                for n in more:
+                    output.write(parts[:n + 1])
         with speech.Output("a.txt", "txt", about, False, None) as output:
-            assert output.parts == parts
+            assert output.earlier == parts
     for _ in range(300 * int(os.environ.get("FUZZ", 1))):
         data = bytearray(whole[:rng.randrange(len(whole)) if rng.random() < 0.2 else None])
         for _ in range(rng.randint(0, 2)):
@@ -395,10 +386,10 @@ def test_a_damaged_job(sound, monkeypatch):
             file.write(data)
         if (output := works_or_refused(speech.Output, "a.txt", "txt", about, False, None)) is not None:
             with output:
-                n = len(output.parts)
+                n = len(output.earlier)
                 went_on.add(n)
-                assert [part.start for part in output.parts] == [0.0, *(part.end for part in output.parts[:-1])][:n]
-                output.add(Part(output.parts[-1].end if n else 0.0, 1e6, "end", "English", "stop", 1))
+                assert [part.start for part in output.earlier] == [0.0, *(part.end for part in output.earlier[:-1])][:n]
+                output.write([*output.earlier, Part(output.end, 1e6, "end", "English", "stop", 1)])
             with speech.Output("a.txt", "txt", about, False, None) as output:
-                assert len(output.parts) == n + 1 and output.parts[-1].text == "end"
+                assert len(output.earlier) == n + 1 and output.earlier[-1].text == "end"
     assert went_on == {0, 1, 2, 3, 4, 5}

@@ -12,7 +12,7 @@ from hypothesis import given
 import qwen3
 import qwen3_asr
 from configs import asr_config
-from hearing import make_hearing, voice, wav_of
+from hearing import make_hearing, model, path, voice, wav_of  # noqa: F401
 from helpers import message_of, patiently
 from qwen3_asr import transcribe
 from qwen3_lib.generation.aligner import Word, timed_words
@@ -25,16 +25,6 @@ VOICE = voice(30_000)
 
 def samples_of(source) -> np.ndarray:
     return np.concatenate([*open_sound(source).blocks])
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory):
-    return make_hearing(asr_config("0.6B"), tmp_path_factory.mktemp("hearing"))
-
-
-@pytest.fixture(scope="module")
-def model(path):
-    return qwen3.load_model(path)
 
 
 @pytest.fixture(scope="module")
@@ -157,10 +147,10 @@ def test_a_transcript(model, sound):
 @pytest.mark.parametrize("language", ["Japanese", "German"])
 def test_a_transcript_goes_on_behind_its_first_parts(model, sound, language):
     """They aren't heard again; what comes has the space that belongs before it."""
-    options = {"language": language, "max_tokens": 5, "longest_part": 9}
-    whole = transcribe(model, sound, **options)
+    options = {"language": language, "longest_part": 9}
+    whole = transcribe(model, sound, max_tokens=5, **options)
     for n in range(1, len(whole.parts) + 1):
-        found = Transcript(model, sound, heard=whole.parts[:n], **options)
+        found = Transcript(model, sound, heard=whole.parts[:n], max_new_tokens=5, **options)
         rest = "".join(found)
         assert joined_text(whole.parts[:n]) + rest == found.text == whole.text and found.parts == whole.parts
         assert rest.startswith(" ") is (language == "German" and n < len(whole.parts))

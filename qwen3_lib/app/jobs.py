@@ -12,7 +12,6 @@ from itertools import islice
 from typing import Any
 
 from qwen3 import Model
-from qwen3_lib.app.dictation import SpeechRequest
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.journal import Journal
 from qwen3_lib.app.openai import GenerationRequest
@@ -21,6 +20,7 @@ from qwen3_lib.app.records import (Id, JobSettings, Row, Records, answer_row, id
 from qwen3_lib.app.subtitles import as_object
 from qwen3_lib.io.facts import NUMPY, engine_name, model_name
 from qwen3_lib.app.terminal import note
+from qwen3_lib.generation.transcript import SpeechRequest
 from qwen3_lib.io.errors import InputError, counted
 from qwen3_lib.io.progress import progress
 
@@ -123,13 +123,13 @@ def run_job(source: Records, journal: Results, batch: Any,
                         raise outcome
                     n_tokens += len(outcome.token_ids)
                     if isinstance(asked, SpeechRequest):
-                        asked.take(outcome)
+                        asked.read(outcome.text, outcome)
                     if go_on(line):
                         continue
                 except InputError as error:
                     fail(error, line, record_id)
                 else:
-                    found = as_object(asked.parts) if isinstance(asked, SpeechRequest) else outcome
+                    found = as_object(asked.heard) if isinstance(asked, SpeechRequest) else outcome
                     journal.write(line, answer_row(found, line, record_id, openai), True)
                 del running[line]
             journal.sync(every=SYNC)

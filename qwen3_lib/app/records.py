@@ -16,7 +16,7 @@ from typing import Any
 from qwen3 import Model
 from qwen3_asr import hears
 from qwen3_lib.generation.completion import Completion
-from qwen3_lib.app.dictation import SpeechRequest
+from qwen3_lib.generation.transcript import SpeechRequest, usual_part
 from qwen3_lib.app.fields import CHAT, REQUEST_OPTIONS, Refusal, body_options, known
 from qwen3_lib.app.openai import Door, GenerationRequest, chat_request, request_of
 from qwen3_lib.app.objects import chat_choice, object_of, reason_of, usage_of
@@ -145,7 +145,8 @@ def request_of_row(model: Model, settings: JobSettings, row: Row, line: int, fol
         body = known({"context": settings.system or ""} | row, ("audio", "language", "context", *REQUEST_OPTIONS))
         if not isinstance(body["audio"], str) or not isinstance(body["context"], str):
             raise InputError("audio and context must be texts")
-        return SpeechRequest(model, folder / body["audio"], body, options, body["context"], longest)
+        return SpeechRequest(model, folder / body["audio"], body.get("language"), body["context"], usual_part(longest),
+                             body_options(options, body))
     if hears(model):
         raise InputError('this model writes down sounds: a record must be {"audio": "file.wav"}')
     body = known(inner_request(row) if openai else row, (*CHAT, "prompt"))

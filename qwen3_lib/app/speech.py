@@ -79,30 +79,31 @@ class Output(Journal):
     below, way_out = True, "replace it with --overwrite"
 
     def __init__(self, name: str, form: str, about: dict[str, Any], overwrite: bool, seconds: float | None):
-        """`seconds`: of the whole sound, where known."""
-        self.form, self.seconds, self.parts = form, seconds, list[Part]()
+        """`seconds`: of the whole sound, where known. `earlier`: the parts of an earlier run; `end` of the last part."""
+        self.form, self.seconds, self.earlier, self.end = form, seconds, list[Part](), 0.0
         super().__init__(name, about, overwrite)
 
     @property
     def so_far(self) -> str:
         whole = "" if self.seconds is None else f" of {clock(self.seconds)}"
-        return f"{clock(self.parts[-1].end)}{whole}" if self.parts else ""
+        return f"{clock(self.end)}{whole}" if self.end else ""
 
     def take(self, line: bytes) -> bool:
-        part = part_in(line, self.parts[-1].end if self.parts else 0.0)
-        self.parts += [part] if part else []
+        if (part := part_in(line, self.end)) is not None:
+            self.earlier.append(part)
+            self.end = part.end
         return part is not None
 
-    def add(self, part: Part) -> None:
-        """Writes a part: into the file first, so that it has all parts of the journal."""
-        text = (file_text([*self.parts, part], self.form) or "\n").encode("utf-8", "replace")  # never an empty file
+    def write(self, parts: list[Part]) -> None:
+        """Writes the last one of the parts: into the file first, so that it has all parts of the journal."""
+        text = (file_text(parts, self.form) or "\n").encode("utf-8", "replace")  # never an empty file
         try:
             write_whole(self.path, lambda file: file.write(text), alone=True)
         except InputError as error:
             raise InputError(f"{error}{self.way_on}") from error
-        self.append(asdict(part))
+        self.append(asdict(parts[-1]))
         self.sync()
-        self.parts.append(part)
+        self.end = parts[-1].end
 
 
 def part_in(line: bytes, start: float) -> Part | None:
@@ -197,7 +198,7 @@ def hear_sounds(args: argparse.Namespace) -> int:
                             recording.seconds)
         with output or contextlib.nullcontext():
             transcript = Transcript(model, recording, args.language, args.context, longest, words,
-                                    () if output is None else output.parts, max_tokens=args.max_tokens)
+                                    () if output is None else output.earlier, max_new_tokens=args.max_tokens)
             hear_sound(args, transcript, output, form, task.name)
         return output
 
@@ -240,7 +241,7 @@ def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output 
                 bar.set_postfix_str(harmless(" ".join(transcript.so_far[-TAIL:].split()), sys.stderr))
                 continue
             if output is not None:
-                output.add(event)
+                output.write(transcript.heard)
             bar.clear()
             if args.timestamps:
                 for start, end, text in cues([event]):

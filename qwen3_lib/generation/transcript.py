@@ -3,19 +3,20 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
-from typing import Any, Literal, Self
+from collections.abc import Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Literal, Self, Unpack
 
 import numpy as np
 
 from qwen3 import Model, checked_number
-from qwen3_asr import RATE, Hearing, language_named, sounds_of
+from qwen3_asr import RATE, SpokenText, language_named, sounds_of, speech_options, speech_prompt
 from qwen3_lib.generation.aligner import Word, check_aligner, timed_words
-from qwen3_lib.generation.processors import StopLoops
-from qwen3_lib.io.cores import in_threads
-from qwen3_lib.io.sounds import open_sound
-from tokenizer_utils import AnswerReader, InputError
+from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.options import AnswerOptions, GivenOptions, options_of
+from qwen3_lib.io.cores import in_threads, in_turns
+from qwen3_lib.io.sounds import Recording, open_sound
+from tokenizer_utils import InputError
 
 LONGEST_PART = 180  # seconds
 AROUND = 5  # seconds before and after the usual place of a cut, where the quietest place is looked for
@@ -95,7 +96,68 @@ def languages(parts: Iterable[Part]) -> str:
     return ",".join(name for name, _ in itertools.groupby(part.language for part in parts if part.language))
 
 
-class Transcript(Iterator[str]):
+class SpeechRequest:
+    """A sound that is written down part after part, each by an answer of its own: the command, the server and batch
+    files are loops over `steps`.
+
+    `heard`: the parts so far; `so_far`: all of the text so far.
+    """
+    salt, tools = "", None
+
+    def __init__(self, model: Model, sound: Any, language: str | None, context: str | None, longest_part: float,
+                 options: AnswerOptions, words: Model | None = None, heard: Iterable[Part] = (), each: Any = in_turns):
+        """`longest_part`: in seconds; `words`: a forced aligner; `heard`: the first parts, as an earlier request of the
+        same sound has heard them; `each`: see Sounds.hear. Raises InputError."""
+        self.model, self.sounds, self.given = model, sounds_of(model), language_named(language)
+        if words is not None:
+            check_aligner(words, self.given)
+        self.sound, self.context, self.longest_part, self.words, self.each = sound, context, longest_part, words, each
+        self.options = replace(options, stop_loops=options.stop_loops is not False)
+        self.heard, self.tower_seconds = [*heard], 0.0
+        self.so_far, self.end = joined_text(self.heard), round(self.heard[-1].end * RATE) if self.heard else 0
+
+    def open(self) -> Recording:
+        return open_sound(self.sound)
+
+    def steps(self) -> Generator[tuple[list[int], AnswerOptions] | Part | None]:
+        """None after each window that the tower has heard, so that others can be served in between; the prompt and
+        options of a part's answer, which `read` takes; then the part."""
+        for samples in parts_in(self.open().blocks, self.longest_part, self.end):
+            began, start, self.end = time.perf_counter(), self.end / RATE, self.end + len(samples)
+            for sound in self.sounds.hear_in_pieces(samples, self.each):
+                if sound is None:
+                    yield None
+            self.tower_seconds += time.perf_counter() - began
+            options = speech_options(sound, self.options.max_new_tokens, self.options.temperature)
+            self.spoken = spoken = SpokenText(self.given)
+            yield (speech_prompt(self.model, sound, self.given, self.context or "").tolist(),
+                   replace(self.options, **options))
+            words = () if self.words is None else timed_words(self.words, samples, spoken.text, spoken.language, start,
+                                                              self.each)
+            self.heard.append(Part(start, self.end / RATE, spoken.text, spoken.language, str(self.answer.ended),
+                                   len(self.answer.token_ids), words))
+            yield self.heard[-1]
+
+    def read(self, piece: str, ended: Completion | None = None) -> str:
+        """Takes the next piece of a part's answer -> the next piece of the text, with the space between two parts.
+
+        `ended`: the answer, with its last piece.
+        """
+        new = self.spoken.push(piece, ended is not None)
+        if new and new == self.spoken.text:  # the first one
+            new = gap(self.so_far, new, self.spoken.language) + new
+        self.so_far += new
+        if ended is not None:
+            self.answer = ended
+        return new
+
+    @property
+    def answers(self) -> Iterator[tuple[list[int], AnswerOptions]]:
+        """The prompts and options among the steps, one after the other."""
+        return (step for step in self.steps() if isinstance(step, tuple))
+
+
+class Transcript(SpeechRequest, Iterator[str]):
     """The text of a sound as it comes: iterate over its pieces, or print it. See qwen3_asr.transcribe.
 
     `text`, `language`, `seconds` and `parts` are those of the whole sound: they hear the rest first.
@@ -103,42 +165,25 @@ class Transcript(Iterator[str]):
 
     def __init__(self, model: Model, sound: Any, language: str | None = None, context: str | None = None,
                  longest_part: float | None = None, words: Model | Literal[False] = False, heard: Iterable[Part] = (),
-                 **options: Any):
-        """`heard`: the first parts, as an earlier Transcript of the same sound has heard them."""
-        self.model, self.sounds, self.given = model, sounds_of(model), language_named(language)
-        length = usual_part(model.config.context_length) if longest_part is None else longest_part
-        self.longest_part = checked_part("longest_part", length, bool(words))
+                 **given: Unpack[GivenOptions]):
         if words is True:
             raise InputError("words must be the model of a forced aligner, such as Qwen/Qwen3-ForcedAligner-0.6B")
-        if words:
-            check_aligner(words, self.given)
-        self.words = words
-        self.options, self.recording = options | {"context": context or ""}, open_sound(sound)
-        self.heard, self.tower_seconds, self.events = [*heard], 0.0, self.hear()
-        self.so_far = joined_text(self.heard)
+        length = usual_part(model.config.context_length) if longest_part is None else longest_part
+        self.recording = open_sound(sound)
+        super().__init__(model, self.recording, language, context, checked_part("longest_part", length, bool(words)),
+                         options_of(given), words or None, heard, in_threads)
+        self.events = self.hear()
 
     def hear(self) -> Iterator[str | Part]:
         """The pieces of a part's text, and then the part, of one after the other."""
         cache = self.model.engine.new_cache(self.model.config)
-        start = round(self.heard[-1].end * RATE) if self.heard else 0
-        for samples in parts_in(self.recording.blocks, self.longest_part, start):
-            began = time.perf_counter()
-            sound = self.sounds.hear(samples, in_threads)
-            self.tower_seconds += time.perf_counter() - began
-            hearing = Hearing(self.model, sound, self.given, cache=cache,
-                              processors=[StopLoops(AnswerReader(), None)], **self.options)
-            for piece in hearing:
-                if piece == hearing.text:  # the first one
-                    piece = gap(self.so_far, piece, hearing.language) + piece
-                self.so_far += piece
-                yield piece
-            end, words = start + len(samples), tuple[Word, ...]()
-            if self.words:
-                words = timed_words(self.words, samples, hearing.text, hearing.language, start / RATE)
-            self.heard.append(Part(start / RATE, end / RATE, hearing.text, hearing.language,
-                                   hearing.finish_reason or "", len(hearing.token_ids), words))
-            yield self.heard[-1]
-            start = end
+        for step in self.steps():
+            if isinstance(step, Part):
+                yield step
+            elif step is not None:
+                answer = Completion(self.model, step[0], cache, options=step[1])
+                yield from filter(None, map(self.read, answer))
+                yield from filter(None, [self.read("", answer)])
 
     def __next__(self) -> str:
         return next(event for event in self.events if isinstance(event, str))

@@ -8,29 +8,23 @@ import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, closing, suppress
-from dataclasses import replace
 from importlib.util import find_spec
 from typing import Any
 from zlib import compress
 
-import numpy as np
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.types import Message
 
 from qwen3 import Model
-from qwen3_asr import LANGUAGES, RATE, language_and_text
-from qwen3_lib.app.dictation import SpeechRequest
-from qwen3_lib.app.fields import Body, Refusal, flag, known
+from qwen3_asr import LANGUAGES, RATE
+from qwen3_lib.app.fields import Body, Refusal, body_options, flag, known
 from qwen3_lib.app.openai import GenerationRequest, Value
 from qwen3_lib.app.objects import usage_of
 from qwen3_lib.app.subtitles import SUBTITLE, file_text
-from qwen3_lib.generation.aligner import check_aligner, timed_words
-from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions
-from qwen3_lib.generation.transcript import LONGEST_PART, Part, gap, joined_text, languages
-from qwen3_lib.io.cores import in_turns
+from qwen3_lib.generation.transcript import LONGEST_PART, Part, SpeechRequest, languages, usual_part
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.sounds import Recording
 from qwen3_lib.server.decoding import Upload
@@ -165,14 +159,14 @@ class Speech(SpeechRequest):
         if wanted - {"segment"} - ({"word"} if aligner is not None else set()):
             raise Refusal(400, "timestamp_granularities can only be segment, or word if the server has --aligner",
                           "timestamp_granularities")
-        self.aligner = aligner if "word" in wanted and self.form not in STREAMED else None
         with suppress(KeyError, ValueError):
             body["temperature"] = float(body["temperature"])
-        super().__init__(worker.model, body["file"], body, {"logprobs": 0} if self.form == "verbose_json" else {},
-                         body.get("prompt", ""), longest, LONGEST_PART if self.form in STREAMED else SUBTITLE)
-        if self.aligner is not None:
-            check_aligner(self.aligner, self.language)
-        self.requests = self.asks()
+        streamed = self.form in STREAMED
+        super().__init__(worker.model, body["file"], body.get("language"), body.get("prompt"),
+                         usual_part(longest, LONGEST_PART if streamed else SUBTITLE),
+                         body_options({"logprobs": 0} if self.form == "verbose_json" else {}, body),
+                         aligner if "word" in wanted and not streamed else None)
+        self.todo = self.steps()
 
     def open(self) -> Recording:
         sound = self.sound.open()
@@ -189,14 +183,13 @@ class Speech(SpeechRequest):
     def close(self) -> None:
         """Ends the work. What an ear is doing is finished, at most a window of 8 seconds, and its result is dropped."""
         def drop(_: Any) -> None:
-            self.requests.close()
-            self.samples = np.empty(0, np.float32)  # a connection that stays open holds this object
+            self.todo.close()  # a connection that stays open holds this object
 
         self.worker.release(self.jobs)
         self.sound.user.cancel()
         self.sound.user.add_done_callback(drop)
 
-    async def heard(self, work: Callable[..., Any], *given: Any) -> AsyncIterator[Any]:
+    async def by_ear(self, work: Callable[..., Any], *given: Any) -> AsyncIterator[Any]:
         """None, a sign of life, while an ear works; and then the work's result."""
         self.sound.user = self.ears.threads.submit(work, *given)
         result, over = asyncio.wrap_future(self.sound.user), asyncio.ensure_future(self.worker.over.wait())
@@ -213,45 +206,36 @@ class Speech(SpeechRequest):
 
     async def begin(self) -> None:
         """Opens the sound, so that one that can't be read is refused before a stream begins, and hears a window."""
-        async for self.first in self.heard(next, self.requests):
+        async for self.next in self.by_ear(next, self.todo):
             pass
 
     async def pieces(self) -> AsyncIterator[str]:
         """The pieces of the text; "" is a sign of life."""
-        asked = self.first
-        while asked != ():
-            if asked is not None:
-                async for piece in self.answer(*asked):
+        while self.next != ():
+            if isinstance(self.next, Part):
+                self.segments.append(self.segment(self.next))
+            elif self.next is not None:
+                async for piece in self.reply(*self.next):
                     yield piece
-                if self.aligner is not None:
-                    part = self.parts[-1]
-                    async for words in self.heard(timed_words, self.aligner, self.samples, part.text, part.language,
-                                                  part.start, in_turns):
-                        yield ""
-                    self.parts[-1] = replace(part, words=words)
-            async for asked in self.heard(next, self.requests, ()):
+            async for self.next in self.by_ear(next, self.todo, ()):
                 yield ""
 
-    async def answer(self, ids: list[int], options: AnswerOptions) -> AsyncIterator[str]:
-        """The pieces of a part's text; `parts` has it at the end."""
+    async def reply(self, ids: list[int], options: AnswerOptions) -> AsyncIterator[str]:
+        """The pieces of a part's text."""
         asked = GenerationRequest("text", 1, [(ids, options)], self.stream, False, len(ids), "", [""])
         self.jobs = [job] = await self.worker.submit(asked, time.monotonic(), True)
         self.n_prompt += len(ids)
-        answer, text, language, n, ended = "", "", self.language, 0, False
+        n, ended = 0, False
         while not ended:
             with suppress(TimeoutError):
                 await asyncio.wait_for(job.news.wait(), SIGN_OF_LIFE)
             job.news.clear()
             if job.error is not None:
                 raise job.error
-            answer += "".join(piece for _, piece in job.completion.pairs[n:job.n_pairs])
-            n, ended, before = job.n_pairs, job.ended, text
-            if self.language or ended or "<asr_text>" in answer:
-                language, text = language_and_text(answer, self.language)
-            space = "" if before else gap(joined_text(self.parts), text, language)
-            yield space + text[len(before):]
+            new = "".join(piece for _, piece in job.completion.pairs[n:job.n_pairs])
+            n, ended = job.n_pairs, job.ended
+            yield self.read(new, job.completion if ended else None)
         self.worker.release(self.jobs)
-        self.segments.append(self.segment(self.take(job.completion), job.completion))
 
     async def events(self) -> AsyncIterator[str]:
         """The chunks of a stream."""
@@ -266,25 +250,25 @@ class Speech(SpeechRequest):
         return self.whole()
 
     def usage(self) -> Value:
-        return usage_of(self.n_prompt, sum(part.n_tokens for part in self.parts))
+        return usage_of(self.n_prompt, sum(part.n_tokens for part in self.heard))
 
     def whole(self) -> Any:
-        end, spoken = self.parts[-1].end, {part.language for part in self.parts}
-        found = {"text": joined_text(self.parts), "usage": {"type": "duration", "seconds": end},
+        end, spoken = self.heard[-1].end, {part.language for part in self.heard}
+        found = {"text": self.so_far, "usage": {"type": "duration", "seconds": end},
                  "languages": [{"code": code} for code, name in LANGUAGES.items() if name in spoken]}
         if self.form == "json" or self.stream:
             return found
         if self.form == "verbose_json":
-            words = [{"word": word.text, "start": word.start, "end": word.end} for part in self.parts
+            words = [{"word": word.text, "start": word.start, "end": word.end} for part in self.heard
                      for word in part.words]
-            return found | {"task": "transcribe", "language": languages(self.parts).lower(), "duration": end,
-                            "segments": self.segments} | ({"words": words} if self.aligner else {})
-        return file_text(self.parts, "txt" if self.form == "text" else self.form)
+            return found | {"task": "transcribe", "language": languages(self.heard).lower(), "duration": end,
+                            "segments": self.segments} | ({"words": words} if self.words else {})
+        return file_text(self.heard, "txt" if self.form == "text" else self.form)
 
-    def segment(self, part: Part, answer: Completion) -> Value:
+    def segment(self, part: Part) -> Value:
         """A part with all the fields that clients expect; the model says only whether there is speech, 0 or 1."""
-        data, scores = part.text.encode(), [each.logprob for each in answer.logprobs]
+        data, answer, scores = part.text.encode(), self.answer, [each.logprob for each in self.answer.logprobs]
         return {"id": len(self.segments), "seek": round(100 * part.start), "start": part.start, "end": part.end,
-                "text": part.text, "tokens": answer.token_ids, "temperature": self.options.temperature,
+                "text": part.text, "tokens": answer.token_ids, "temperature": answer.options.temperature,
                 "avg_logprob": sum(scores) / max(1, len(scores)), "compression_ratio": len(data) / len(compress(data)),
                 "no_speech_prob": float(not part.language), "finish_reason": part.finish_reason}

@@ -9,6 +9,7 @@ import json
 import re
 import types
 from dataclasses import replace
+from functools import reduce
 from html import escape
 
 import numpy as np
@@ -530,3 +531,11 @@ def test_bad_input_is_one_line(args, words, tmp_path, capfd, monkeypatch):
     status, out, err = run_main(capfd, *args, main=qwen3_inspect.main)
     assert status in (1, 2) and not out and [*tmp_path.iterdir()] == [tmp_path / "shapes.png"]
     assert_one_line(err, *words)
+
+
+def test_the_page_shows_the_source_of_functions_that_exist():
+    page = (ROOT / "qwen3_lib/page/page.html").read_text("utf-8")
+    names = [name for names in re.findall(r'data-functions="([^"]+)"', page) for name in names.split()]
+    assert len(names) > 15
+    for name in names:
+        assert callable(reduce(getattr, name.split("."), qwen3 if hasattr(qwen3, name.split(".")[0]) else qwen3_5)), name

@@ -19,9 +19,9 @@ class Run(NamedTuple):
 def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
     """One pass for several sequences -> the tokens drawn of each.
 
-    room: how many tokens of prompts are computed (all, unless given); each prompt gets a fair share, so that a short
-    one doesn't wait for a long one. A sequence draws when its whole prompt is computed. In place of the tokens of a
-    sequence that fails, the InputError.
+    room: how many tokens of prompts are computed; by default all, or CHUNK if an MTP head guesses. Each prompt gets a
+    fair share, so that a short one doesn't wait for a long one. A sequence draws when its whole prompt is computed. A
+    sequence that fails gives its InputError in place of tokens.
     """
     rests = [sequence.rewind(cache) for sequence, cache, _ in runs]
     unread = [0 if run.sequence.token_ids and len(rest) == 1 else len(rest) for run, rest in zip(runs, rests)]

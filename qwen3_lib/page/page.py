@@ -35,7 +35,7 @@ def png(grey: np.ndarray) -> bytes:
 
 
 def lines_of_functions(source: str) -> dict[str, list[int]]:
-    """Name -> [first line, last line] of each function, class and method ("KVCache.append") of a module."""
+    """Name -> [first line, last line] of each function, class and method ("Cache.attend") of a module."""
     lines = {}
     for node in ast.parse(source).body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):

@@ -1,4 +1,4 @@
-"""Records what each step of forward does; qwen3.py and qwen3_5.py contain nothing for it.
+"""Records what each component does in a pass. qwen3.py and qwen3_5.py contain no line for it.
 
 A function looks up the other functions in one dict, its module's. A `Recorder` copies all functions into a
 dict of its own and wraps the components there. So a recorded pass runs the same lines, and all other passes run the

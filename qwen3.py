@@ -1076,6 +1076,7 @@ class ModelType:
     layer: Callable[..., np.ndarray] = decoder_layer
     text: tuple[str, ...] = ()  # the keys that lead to the language model's object; all but the last may be absent
     names: dict[str, str] = field(default_factory=dict)  # how names begin in the files -> in `shapes`
+    cut: Callable[..., Any] = lambda tensors, config, path: tensors  # into those of `shapes`, where files join some
     tower: tuple[str, ...] = ()  # how the names of a tower's tensors begin
     media: str = ""  # the module that reads the tower: its media_of(source) gives Model.media
     tokenizer: Callable[[Path], Tokenizer] = load_tokenizer  # reads a folder's tokenizer

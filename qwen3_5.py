@@ -53,7 +53,7 @@ __all__ = ["HybridCache", "HybridConfig", "delta_rule", "delta_rule_in_chunks"]
 
 @dataclass(frozen=True, kw_only=True)
 class HybridConfig(Config):
-    """qwen3.Config, and the fields of the new layers. `sparse_layers` are all layers, or none."""
+    """qwen3.Config, and the fields of the new layers. `sparse_layers` count an MTP head's layer, too."""
     linear_layers: tuple[int, ...]  # the layers that are gated delta nets; the others attend
     linear_num_key_heads: int  # heads of q and k, each shared by a group of value heads
     linear_num_value_heads: int  # heads of v, and states
@@ -354,7 +354,8 @@ class HybridCache(KVCache):
 
 def mtp_config(config: HybridConfig) -> HybridConfig:
     """The config of the head: a model of one layer, which attends."""
-    return replace(config, num_hidden_layers=1, linear_layers=(), sparse_layers=config.sparse_layers[:1])
+    sparse = config.num_hidden_layers in config.sparse_layers
+    return replace(config, num_hidden_layers=1, linear_layers=(), sparse_layers=(0,) * sparse)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -403,13 +404,12 @@ def hybrid_config(found: dict[str, Any], file: Path, names: Iterable[str], spars
     kinds = found.get("layer_types") or [LAYER_TYPES[(i + 1) % interval == 0] for i in range(n)]
     if not isinstance(kinds, list) or len(kinds) != n or not all(kind in LAYER_TYPES for kind in kinds):
         raise InputError(f"{file}: layer_types = {brief(repr(kinds), 80)} can't be")
-    fields = asdict(config) | sizes | {"sparse_layers": tuple(range(n + 1)) if sparse else (), "norm_topk_prob": sparse}
-    fields |= {"rope_dim": int(config.head_dim * part)}
+    fields = asdict(config) | sizes | {"norm_topk_prob": sparse, "rope_dim": int(config.head_dim * part)}
     # An MTP head has the model's embedding and lm_head.
     mtp = checked_whole(f"{file}: mtp_num_hidden_layers", found.get("mtp_num_hidden_layers", 0), 0)
-    has_head = mtp and not found.get("mtp_use_dedicated_embeddings") and any(".fc." in name for name in names)
-    config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == LAYER_TYPES[0]),
-                          mtp_num_hidden_layers=int(has_head))
+    has_head = bool(mtp and not found.get("mtp_use_dedicated_embeddings") and any(".fc." in name for name in names))
+    fields |= {"mtp_num_hidden_layers": int(has_head), "sparse_layers": tuple(range(n + has_head)) if sparse else ()}
+    config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == LAYER_TYPES[0]))
     if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads \
             or sparse and not config.num_experts_per_tok <= config.num_experts <= 10_000:
         raise InputError(f"{file}: no Qwen3.5 has these sizes: RoPE of {config.rope_dim} numbers, {sizes}")
@@ -432,18 +432,17 @@ def tensor_shapes(config: HybridConfig) -> dict[str, tuple[int, ...]]:
         return {f"mlp.{name}gate_proj.weight": (inner, d), f"mlp.{name}up_proj.weight": (inner, d),
                 f"mlp.{name}down_proj.weight": (d, inner)}
 
-    inside: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
-    if config.sparse_layers:
-        inside |= {"mlp.gate.weight": (config.num_experts, d), "mlp.shared_expert_gate.weight": (1, d)}
-        inside |= swiglu_shapes("shared_expert.", config.shared_expert_intermediate_size)
-        for expert in range(config.num_experts):
-            inside |= swiglu_shapes(f"experts.{expert}.", config.moe_intermediate_size)
-    else:
-        inside |= swiglu_shapes("", config.intermediate_size)
+    norms: dict[str, tuple[int, ...]] = {"input_layernorm.weight": (d,), "post_attention_layernorm.weight": (d,)}
+    dense = swiglu_shapes("", config.intermediate_size)
+    sparse = swiglu_shapes("shared_expert.", config.shared_expert_intermediate_size) | {
+        "mlp.gate.weight": (config.num_experts, d), "mlp.shared_expert_gate.weight": (1, d)}
+    for expert in range(config.num_experts):
+        sparse |= swiglu_shapes(f"experts.{expert}.", config.moe_intermediate_size)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": (config.vocab_size, d)}
     for i in range(config.num_hidden_layers + config.mtp_num_hidden_layers):
         start, mixer = ("linear_attn", recurrent) if i in config.linear_layers else ("self_attn", attending)
-        layer = {f"{start}.{name}": shape for name, shape in mixer.items()} | inside
+        layer = {f"{start}.{name}": shape for name, shape in mixer.items()} | norms
+        layer |= sparse if i in config.sparse_layers else dense
         if i == config.num_hidden_layers:
             layer |= {"fc.weight": (d, 2 * d)} | {f"{name}.weight": (d,) for name in MTP_NORMS}
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}

@@ -79,6 +79,12 @@ HYBRID_MOE = {key: value for key, value in HYBRID.items() if key != "intermediat
     "architectures": ["Qwen3_5MoeForCausalLM"], "model_type": "qwen3_5_moe_text", "num_attention_heads": 8,
     "linear_num_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 24,
     "shared_expert_intermediate_size": 40, "tie_word_embeddings": False}
+# Qwen3-Next as published: flat, without a key for its MTP head.
+NEXT = {key: value for key, value in HYBRID_MOE.items() if key != "rope_parameters"} | {
+    "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "decoder_sparse_step": 1,
+    "mlp_only_layers": [], "intermediate_size": 80, "norm_topk_prob": True, "rope_theta": 10000000, "rope_scaling": None,
+    "partial_rotary_factor": 0.25, "full_attention_interval": 4, "output_router_logits": False,
+    "router_aux_loss_coef": 0.001, "linear_value_head_dim": 24}
 HYBRIDS = {  # name -> config
     "tied": HYBRID,
     "untied, two value heads to a key head": HYBRID | {"tie_word_embeddings": False, "linear_num_value_heads": 4},
@@ -88,6 +94,9 @@ HYBRIDS = {  # name -> config
         "layer_types": ["full_attention", "linear_attention"] * 2, "linear_conv_kernel_dim": 6,
         "rope_parameters": HYBRID["rope_parameters"] | {"partial_rotary_factor": 0.5, "mrope_section": [4, 2, 2]}},
     "mixture": HYBRID_MOE,
+    "Qwen3-Next": NEXT,
+    "Qwen3-Next, one value head to a key head, dense layers": NEXT | {
+        "linear_num_value_heads": 2, "mlp_only_layers": [1], "norm_topk_prob": False, "num_hidden_layers": 6},
 }
 # The family's ratios: hidden size, FFN (of an expert), query and KV heads, value heads, tied head, experts.
 HYBRID_SIZES = {"0.8B": (1024, 3584, 8, 2, 16, True, 0), "2B": (2048, 6144, 8, 2, 16, True, 0),

@@ -95,6 +95,18 @@ def hearing(shapes: dict, config: dict) -> dict[str, tuple[int, ...]]:
         shape for name, shape in tower.items()}
 
 
+def joined(shapes: dict) -> dict[str, tuple[int, ...]]:
+    """A Qwen3-Next's tensors as they are published, from those of a Qwen3.5: two projections of a delta net are one."""
+    out = {}
+    for name, shape in shapes.items():
+        for first, second in (("qkv", "z"), ("b", "a")):
+            if name.endswith(f".in_proj_{second}.weight"):
+                name = name.replace(f"in_proj_{second}", f"in_proj_{first}{second}")
+                shape = (shape[0] + out.pop(name.replace(f"{first}{second}.", f"{first}."))[0], shape[1])
+        out[name] = shape
+    return out
+
+
 def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, scale: float = 1) -> np.ndarray:
     """Norms scatter around `scale`; a matrix [outputs, inputs] makes what flows through it `scale` times as large.
 
@@ -137,6 +149,8 @@ def make_random_model(config: dict, out: Path, dtype: str = "bfloat16", shards: 
         shapes |= tower_shapes(config["vision_config"])
     if config["model_type"] == "qwen3_asr":
         shapes = hearing(shapes, config)
+    if config["model_type"] == "qwen3_next":
+        shapes = joined(shapes)
     names = list(shapes)
     files = ["model.safetensors"] if shards == 1 else \
         [f"model-{i + 1:05}-of-{shards:05}.safetensors" for i in range(shards)]

@@ -134,8 +134,8 @@ def hybrid_layer(c, w, x, positions) -> np.ndarray:
         probabilities = softmax(h @ w["gate"].T)
         for t in range(n):
             best = np.argsort(-probabilities[t])[:c.num_experts_per_tok]
-            x[t] += sum(probabilities[t, e] / probabilities[t, best].sum() * swiglu(h[t], f"experts.{e}.")
-                        for e in best)
+            total = probabilities[t, best].sum() if c.norm_topk_prob else 1
+            x[t] += sum(probabilities[t, e] / total * swiglu(h[t], f"experts.{e}.") for e in best)
             x[t] += swiglu(h[t], "shared_expert.") / (1 + np.exp(-w["shared_expert_gate"][0] @ h[t]))
     else:
         x = x + swiglu(h)

@@ -13,6 +13,7 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 SECTIONS = {"qwen3_vl": [24, 20, 20], "qwen3_5": [11, 11, 10]}  # of RoPE, in modeling_*.py: no config class has them
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
 EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
+HYBRID = [kind for kind in MODEL_TYPES if "qwen3_5" in kind or kind == "qwen3_next"]
 TOWER = ("depth", "num_heads", "patch_size", "spatial_merge_size", "temporal_patch_size")
 
 
@@ -32,7 +33,7 @@ def whole(kind):
     text = raw.get("text_config", raw)
     if "vision_config" in raw or "qwen3_5" in kind:
         text["rope_parameters"]["mrope_section"] = [5, 6, 7]
-    if "layer_types" in text and "qwen3_5" not in kind:
+    if "layer_types" in text and kind not in HYBRID:
         text["layer_types"] = ["full_attention"] * text["num_hidden_layers"]
     return raw | {"architectures": MODEL_TYPES[kind].architectures[:1]}
 
@@ -62,14 +63,14 @@ def read_by_transformers(kind, raw):
     found = {name: getattr(text, name) for name in SIZES} | {
         "head_dim": head_dim, "rope_dim": turned, "context_length": text.max_position_embeddings,
         "rope_theta": rope["rope_theta"], "rope_type": rope["rope_type"]}
-    if "moe" in kind:
+    if "moe" in kind or kind == "qwen3_next":
         found |= {name: getattr(text, name) for name in EXPERTS}
         found["norm_topk_prob"] = getattr(text, "norm_topk_prob", True)
         step, dense = getattr(text, "decoder_sparse_step", 1), getattr(text, "mlp_only_layers", ())
         found["sparse_layers"] = [i for i in range(n) if i not in dense and (i + 1) % step == 0]
     if "qwen3_5_moe" not in kind:
         found["intermediate_size"] = text.intermediate_size
-    if "qwen3_5" in kind:
+    if kind in HYBRID:
         found |= {name: value for name, value in vars(text).items() if name.startswith("linear_")}
         found["linear_layers"] = [i for i in range(n) if text.layer_types[i] == "linear_attention"]
     if vision is not None:
@@ -92,7 +93,7 @@ def read_here(folder, names):
                                          config, {}, {}, {}, {}, qwen3.load_tokenizer))
         found |= {name: getattr(pictures.config, name) for name in (*TOWER, "deepstack_visual_indexes")} | {
             "axes": pictures.axes.tolist(), "rope_theta of the tower": pictures.config.rope_theta}
-    found["sparse_layers"] = found["sparse_layers"][:config.num_hidden_layers]  # without that of an MTP head
+    found["sparse_layers"] = [i for i in config.sparse_layers if i < config.num_hidden_layers]  # without an MTP head's
     return {name: list(value) if isinstance(value := found[name], tuple) else value for name in names}
 
 

@@ -485,6 +485,8 @@ NEWER = {"dense": SMALL, "a value head to a key head": SMALL | {"linear_num_valu
 def tiled(values, axis, config, size=None):
     """The heads of values as llama.cpp's converter deals them out: of each key's heads the first, then the second."""
     n_keys, n_values = config["linear_num_key_heads"], config["linear_num_value_heads"]
+    if config["model_type"] == "qwen3_next":  # whose heads stay in order
+        return values
     shape = values.shape
     heads = values.reshape(*shape[:axis], n_keys, n_values // n_keys, size or 1, *shape[axis + 1:])
     return heads.swapaxes(axis, axis + 1).reshape(shape)
@@ -509,19 +511,35 @@ def as_converted(name, values, config):
     return name, values + 1 if name.endswith("norm.weight") and part != "norm" and name != "mtp.norm.weight" else values
 
 
+def early_or_cut(tensors, config, early):
+    """The tensors of a Qwen3-Next as llama.cpp's converter cuts them; in 2025 (`early`), it didn't."""
+    n, key = config["linear_num_key_heads"], config["linear_key_head_dim"]
+    value = config["linear_num_value_heads"] * config["linear_value_head_dim"] // n
+    out = {}
+    for name, values in tensors.items():
+        if name.endswith("in_proj_qkvz.weight") and not early:
+            parts = np.split(values.reshape(n, -1, values.shape[1]), np.cumsum([key, key, value]), axis=1)
+            q, k, v, z = (part.reshape(-1, values.shape[1]) for part in parts)
+            out |= {name.replace("qkvz", "qkv"): np.concatenate([q, k, v]), name.replace("qkvz", "z"): z}
+        else:
+            out[name] = values
+    return out
+
+
 NEXTN = {"fc": "EH_PROJ", "pre_fc_norm_embedding": "ENORM", "pre_fc_norm_hidden": "HNORM", "norm": "SHARED_HEAD_NORM"}
 
 
-def write_hybrid(path, out, form="F32", plain=False, fused=False, **changes):
-    """The Qwen3.5 in a folder as llama.cpp's converter writes it -> the file.
+def write_hybrid(path, out, form="F32", plain=False, fused=False, early=False, **changes):
+    """The Qwen3.5 or Qwen3-Next in a folder as llama.cpp's converter writes it -> the file.
 
     plain: rounded to `form`, kept as F32; fused: gate and up of the experts.
     """
     config = json.loads((path / "config.json").read_text())
     config = config.get("text_config", config)
-    guesses = config.get("mtp_num_hidden_layers", 0)
-    sparse, rope = "num_experts" in config, config["rope_parameters"]
-    arch = gguf.MODEL_ARCH.QWEN35MOE if sparse else gguf.MODEL_ARCH.QWEN35
+    sparse, rope = "num_experts" in config, config.get("rope_parameters", config)
+    next_ = config["model_type"] == "qwen3_next"
+    guesses = config.get("mtp_num_hidden_layers", int(next_))
+    arch = gguf.MODEL_ARCH.QWEN3NEXT if next_ else gguf.MODEL_ARCH.QWEN35MOE if sparse else gguf.MODEL_ARCH.QWEN35
     writer, n = gguf.GGUFWriter(out, gguf.MODEL_ARCH_NAMES[arch]), config["num_hidden_layers"] + guesses
     writer.add_block_count(n), writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"]), writer.add_head_count(config["num_attention_heads"])
@@ -540,7 +558,7 @@ def write_hybrid(path, out, form="F32", plain=False, fused=False, **changes):
         writer.add_expert_count(config["num_experts"]), writer.add_expert_used_count(config["num_experts_per_tok"])
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
-    else:
+    if "intermediate_size" in config:
         writer.add_feed_forward_length(config["intermediate_size"])
     if guesses:
         writer.add_nextn_predict_layers(guesses)
@@ -556,9 +574,10 @@ def write_hybrid(path, out, form="F32", plain=False, fused=False, **changes):
         for name in [name for name in tensors if name.endswith("experts.gate_proj.weight")]:
             halves = tensors.pop(name), tensors.pop(name.replace("gate_proj", "up_proj"))
             tensors[name.replace("gate_proj", "gate_up_proj")] = np.concatenate(halves, axis=1)
-    for name, values in tensors.items():
+    for name, values in (early_or_cut(tensors, config, early) if next_ else tensors).items():
         name, values = as_converted(name, values, config)
-        theirs = names.get_name(name, (".weight", ".bias"))
+        theirs = names.get_name(name, (".weight", ".bias")) or "mtp." not in name and gguf_name(name)
+        theirs = theirs.replace("ssm_ba", "ssm_beta_alpha") if early and theirs else theirs
         if name.startswith("mtp."):  # which this table doesn't have for a Qwen3.5
             kind_ = gguf.MODEL_TENSOR[f"NEXTN_{NEXTN[name.split('.')[1]]}"]
             theirs = f"{gguf.TENSOR_NAMES[kind_].format(bid=n - 1)}.weight"

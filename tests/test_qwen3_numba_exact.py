@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from configs import BASE, CASES, HYBRID, HYBRID_MOE, ROOT
+from configs import BASE, CASES, HYBRID, HYBRID_MOE, NEXT, ROOT
 from helpers import logits_of, random_ids, with_tensors
 from make_random_model import make_random_model
 from packed import load_model
@@ -25,7 +25,8 @@ SHAPES = {"group of 2": BASE, "group of 5, head_dim 24": CASES["group of 5, head
               "hidden_size": 1120, "intermediate_size": 1184, "num_hidden_layers": 1, "num_attention_heads": 8,
               "num_key_value_heads": 1, "head_dim": 96},
           "experts": MOE | {"hidden_size": 96, "moe_intermediate_size": 72, "mlp_only_layers": [1], "num_experts": 9},
-          "hybrid": HYBRID | {"linear_num_value_heads": 6}, "hybrid mixture": HYBRID_MOE}
+          "hybrid": HYBRID | {"linear_num_value_heads": 6}, "hybrid mixture": HYBRID_MOE,
+          "hybrid of Qwen3-Next": NEXT | {"mlp_only_layers": [1]}}
 N = 530  # tokens: three blocks of the attention
 
 

@@ -23,7 +23,7 @@ from qwen3 import DTYPES, Tensor, to_float32
 from qwen3_asr import SPLIT_PATTERNS
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.gguf_formats import GGUFFormat, format_of
-from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, map_file
+from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, map_file, taken
 from tokenizer_utils import END_TOKENS
 
 MAGIC = b"GGUF"
@@ -169,11 +169,14 @@ LAYER_NAMES = {"attn_norm": "input_layernorm", "ffn_norm": "post_attention_layer
                "ffn_gate_inp": "mlp.gate"}
 EXPERT_NAMES = {"ffn_gate_exps": ("gate_proj",), "ffn_up_exps": ("up_proj",), "ffn_down_exps": ("down_proj",),
                 "ffn_gate_up_exps": ("gate_proj", "up_proj")}  # the first half of its rows is the gate
-# Of Qwen3.5; ssm_a has no part.
+# Of Qwen3.5 and Qwen3-Next; ssm_a has no part.
 HYBRID_NAMES = LAYER_NAMES | {
     "post_attention_norm": "post_attention_layernorm", "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z", "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b",
     "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
+    # Of Qwen3-Next, still joined; the second name is that of early files, as is ssm_in.
+    "ssm_ba": "linear_attn.in_proj_ba", "ssm_beta_alpha": "linear_attn.in_proj_ba",
+    "ssm_in": "linear_attn.in_proj_qkvz", "attn_post_norm": "post_attention_layernorm",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
     "ffn_up_shexp": "mlp.shared_expert.up_proj", "ffn_down_shexp": "mlp.shared_expert.down_proj",
     # Of the MTP head, in the block after the layers.
@@ -265,7 +268,7 @@ def value_heads(gguf: GGUF) -> ValueHeads:
             or sizes[2] % sizes[1] or sizes[0] * sizes[3] >= 2**20:
         raise InputError(f"{gguf.file}: no Qwen3.5 has these sizes: ssm {dict(zip(keys, map(brief, sizes)))}")
     n_keys, n_values, inner, key_size = sizes
-    places = np.arange(n_values).reshape(-1, n_keys).T.reshape(-1)
+    places = np.arange(n_values).reshape(-1, n_keys).T.reshape(-1) if kind in QWEN3_5 else np.arange(n_values)
     return ValueHeads(places, inner // n_values, 2 * n_keys * key_size)
 
 
@@ -290,32 +293,22 @@ def reordered(tensor: AnyTensor, places: np.ndarray, columns: bool) -> AnyTensor
     """The tensor with its rows, or its columns, taken from these places. `fitting` refuses a wrong size."""
     if len(places) != tensor.shape[-1 if columns else 0] or np.array_equal(places, np.arange(len(places))):
         return tensor
+    if not columns:
+        return taken(tensor, places)
     if isinstance(tensor, Tensor):
-        return tensor._replace(data=np.take(tensor.data, places, axis=int(columns)))
+        return tensor._replace(data=tensor.data[:, places])
     blocks, size = tensor.blocks, tensor.group
-    if columns:
-        if not size or (places.reshape(-1, size) % size != np.arange(size)).any():  # some groups are torn apart
-            return tensor._replace(blocks=lambda start, stop: Blocks(blocks(start, stop).values()[:, places]), group=0,
-                                   factored=False)
+    if not size or (places.reshape(-1, size) % size != np.arange(size)).any():  # some groups are torn apart
+        return tensor._replace(blocks=lambda start, stop: Blocks(blocks(start, stop).values()[:, places]), group=0,
+                               factored=False)
+    groups = places[::size] // size
 
-        groups = places[::size] // size
+    def moved(start: int, stop: int) -> Blocks:
+        numbers, scales, minima, _ = blocks(start, stop).multiplied()
+        return Blocks(np.take(numbers, places, axis=1), scales[:, groups],
+                      None if minima is None else minima[:, groups])
 
-        def moved(start: int, stop: int) -> Blocks:
-            numbers, scales, minima, _ = blocks(start, stop).multiplied()
-            return Blocks(np.take(numbers, places, axis=1), scales[:, groups],
-                          None if minima is None else minima[:, groups])
-
-        return tensor._replace(blocks=moved, factored=False)
-
-    def in_runs(start: int, stop: int) -> Blocks:
-        """The rows from each run of neighbouring rows of the file."""
-        runs = np.split(places[start:stop], np.flatnonzero(np.diff(places[start:stop]) != 1) + 1)
-        parts: Any = zip(*(blocks(int(run[0]), int(run[-1]) + 1) for run in runs))
-        joined: Any = (each[0] if each[0] is None else np.concatenate(each, axis)
-                       for each, axis in zip(parts, (0, 0, 0, 1)))
-        return Blocks(*joined)
-
-    return tensor._replace(blocks=in_runs)
+    return tensor._replace(blocks=moved, factored=False)
 
 
 # ---- Metadata, as the files of a model's folder ----------------------------------------------------------------------
@@ -342,8 +335,9 @@ def is_embedder(file: Path) -> bool:
 
 # GGUF's name -> transformers', where they differ
 GGUF_MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl_moe", "qwen35": "qwen3_5",
-               "qwen35moe": "qwen3_5_moe"}
-SEEING = ("qwen3vl", "qwen3vlmoe", "qwen35", "qwen35moe")  # architectures that may have a tower: see mmproj.py
+                    "qwen35moe": "qwen3_5_moe", "qwen3next": "qwen3_next"}
+QWEN3_5 = ("qwen35", "qwen35moe")
+SEEING = ("qwen3vl", "qwen3vlmoe", *QWEN3_5)  # architectures that may have a tower: see mmproj.py
 
 # key of config.json -> key of the metadata, without its prefix "qwen3." or "qwen3moe."
 GGUF_SIZES = {"hidden_size": "embedding_length", "intermediate_size": "feed_forward_length",
@@ -369,12 +363,12 @@ def plain(value: Any) -> Any:
 
 
 def is_hybrid(gguf: GGUF) -> bool:
-    """True for Qwen3.5 and its successors."""
-    return gguf.metadata.get("general.architecture") in ("qwen35", "qwen35moe")
+    """True for Qwen3-Next, Qwen3.5 and its successors."""
+    return gguf.metadata.get("general.architecture") in ("qwen3next", *QWEN3_5)
 
 
 def layer_count(gguf: GGUF) -> int:
-    """The layers of a Qwen3.5, without those that guess further tokens, which stand after them."""
+    """The layers of a hybrid, without those that guess further tokens, which stand after them."""
     kind = gguf.metadata["general.architecture"]
     n, guessing = gguf.metadata.get(f"{kind}.block_count"), gguf.metadata.get(f"{kind}.nextn_predict_layers", 0)
     if not isinstance(n, int) or not isinstance(guessing, int) or not 0 <= guessing < n <= 2**14:
@@ -391,16 +385,19 @@ def has_head(gguf: GGUF) -> bool:
 
 
 def hybrid_json(gguf: GGUF, raw: dict[str, Any]) -> dict[str, Any]:
-    """config.json of a Qwen3.5, with its text part apart; `raw`: what config_json has read so far."""
+    """config.json of a hybrid, of a Qwen3.5 with its text part apart; `raw`: what config_json has read so far."""
     kind, n, heads = gguf.metadata["general.architecture"], layer_count(gguf), value_heads(gguf)
     rope = {"rope_theta": raw.pop("rope_theta"), "rope_type": "default"} | (raw.pop("rope_scaling") or {})
     turned = gguf.metadata.get(f"{kind}.rope.dimension_count")
     if isinstance(turned, int) and isinstance(raw["head_dim"], int) and raw["head_dim"]:
         rope |= {"partial_rotary_factor": turned / raw["head_dim"]}
     text = raw | {key: plain(gguf.metadata.get(f"{kind}.{name}")) for key, name in HYBRID_SIZES.items()} | {
-        "model_type": f"{raw['model_type']}_text", "num_hidden_layers": n, "linear_value_head_dim": heads.size,
+        "num_hidden_layers": n, "linear_value_head_dim": heads.size,
         "layer_types": ["linear_attention" if f"blk.{i}.ssm_a" in gguf.tensors else "full_attention" for i in range(n)],
         "rope_parameters": rope, "mtp_num_hidden_layers": int(has_head(gguf))}
+    if kind not in QWEN3_5:
+        return text
+    text["model_type"] += "_text"
     return {"model_type": raw["model_type"], "tie_word_embeddings": raw["tie_word_embeddings"], "text_config": text}
 
 
@@ -415,14 +412,14 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
             raise InputError(f"{gguf.file}: {key} = {brief(value)} is not supported, only "
                              f"{' or '.join(str(each) for each in values if each is not None)} is")
     model_type, embedding = GGUF_MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
-    sizes = GGUF_SIZES | (MOE_SIZES if str(model_type).endswith("_moe") else {})
+    sizes = GGUF_SIZES | (MOE_SIZES if str(model_type).endswith(("_moe", "_next")) else {})
     raw = {key: plain(metadata.get(f"{kind}.{name}")) for key, name in sizes.items()}
     raw["rope_theta"] = raw["rope_theta"] or 10_000.0  # as in llama.cpp
     raw |= {"model_type": model_type, "vocab_size": embedding.shape[0] if embedding else None,
             "tie_word_embeddings": "output.weight" not in gguf.tensors,
             "attention_bias": any(name.endswith(".bias") and ".ssm_dt." not in name for name in gguf.tensors),
             "eos_token_id": metadata.get("tokenizer.ggml.eos_token_id")}
-    if model_type in ("qwen3_moe", "qwen3_vl_moe"):  # llama.cpp always scales the chosen experts' weights
+    if model_type in ("qwen3_moe", "qwen3_vl_moe", "qwen3_next"):  # llama.cpp always scales the chosen experts' weights
         n_layers = raw["num_hidden_layers"]
         dense = [i for i in range(n_layers if isinstance(n_layers, int) and n_layers <= len(gguf.tensors) else 0)
                  if f"blk.{i}.ffn_gate_inp.weight" not in gguf.tensors]
@@ -463,7 +460,8 @@ def generation_json(gguf: GGUF) -> dict[str, Any]:
     ends = [] if end is None else [end]
     if isinstance(tokens, list):
         ends += [tokens.index(text) for text in END_TOKENS if text in tokens]  # either, whichever the file names
-    defaults = SAMPLING | ({"temperature": ("temp", 1.0)} if is_hybrid(gguf) else {})
+    newer = gguf.metadata.get("general.architecture") in QWEN3_5
+    defaults = SAMPLING | ({"temperature": ("temp", 1.0)} if newer else {})
     values = {key: plain(gguf.metadata.get(f"general.sampling.{name}", default))
               for key, (name, default) in defaults.items()}
     return {"do_sample": True, "eos_token_id": ends} | values

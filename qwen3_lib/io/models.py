@@ -2,7 +2,7 @@
 import functools
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,18 +13,20 @@ import tokenizers
 import qwen3
 import qwen3_5
 import qwen3_asr
-from qwen3 import (DTYPES, QWEN3, QWEN3_VL, Config, Engine, InputError, Model, ModelType, Source, Tensor, checked_whole, config_of,
-                   fitting, json_in, kind_of, language_of, map_safetensors, renamed, rope_of, shards_of)
+from qwen3 import (DTYPES, QWEN3, QWEN3_VL, Config, Engine, InputError, Model, ModelType, Source, Tensor, fitting, json_in,
+                   kind_of, language_of, map_safetensors, renamed, rope_of, shards_of)
 from qwen3_lib.io.adapter import with_adapter
 from qwen3_lib.io.cores import ThreadpoolController, threads_for
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import Settings, check_settings, unpacked
 from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
 from qwen3_lib.io.hub import resolve_model
+from qwen3_lib.io.mixtures import moe_config, split_experts
 from qwen3_lib.io.mmproj import map_tower, tower_file, tower_json
 from qwen3_lib.io.packed import TOWER_FILE, quantized_file, refuse_saved, saved_tensors, saved_tower
+from qwen3_lib.io.qwen3_next import NEXT
 from qwen3_lib.io.rope import with_scaled_rope
-from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, AnyTensor, embeds
+from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, embeds
 from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
 
 
@@ -35,27 +37,6 @@ def open_model(name: str, offline: bool = False, adapter: str | Path | list[str]
     if more:
         raise InputError(f"{one}, {', '.join(map(str, more))}: only one adapter can be added; merge them with peft first")
     return source if one is None else with_adapter(source, one)
-
-
-def moe_config(found: dict[str, Any], file: Path, names: Iterable[str], normalized: bool = False) -> Config:
-    """The config of a mixture of experts. Raises InputError for sizes that can't be.
-
-    normalized: the weights of the chosen experts have a sum of 1, whatever config.json says.
-    """
-    if "head_dim" not in found:
-        heads = checked_whole(f"{file}: num_attention_heads", found["num_attention_heads"], 1)
-        found = found | {"head_dim": checked_whole(f"{file}: hidden_size", found["hidden_size"], 1) // heads}
-    config, found = config_of(found, file), {"num_experts": found["num_local_experts"]} | found
-    sizes: dict[str, Any] = {key: checked_whole(f"{file}: {key}", found[key], 1)
-                             for key in ("num_experts", "num_experts_per_tok", "moe_intermediate_size")}
-    step = checked_whole(f"{file}: decoder_sparse_step", found.get("decoder_sparse_step", 1), 1)
-    dense = found.get("mlp_only_layers") or []
-    if not sizes["num_experts_per_tok"] <= sizes["num_experts"] <= 10_000 or not isinstance(dense, list):
-        raise InputError(f"{file}: num_experts_per_tok = {sizes['num_experts_per_tok']} of num_experts = "
-                         f"{sizes['num_experts']} and mlp_only_layers = {brief(dense)} can't be")
-    sparse = tuple(i for i in range(config.num_hidden_layers) if (i + 1) % step == 0 and i not in dense)
-    return replace(config, **sizes, sparse_layers=sparse,
-                   norm_topk_prob=normalized or bool(found.get("norm_topk_prob")))
 
 
 # The rows of qwen3.py and qwen3_5.py, with what embedders and classifiers may be (see qwen3_embed.py), and mixtures.
@@ -91,7 +72,7 @@ def sharing(engine: Engine) -> Engine:
 
 MODEL_TYPES = {name: replace(kind, engine=sharing(kind.engine)) for name, kind in (
     qwen3.MODEL_TYPES | qwen3_5.MODEL_TYPES | qwen3_asr.MODEL_TYPES | {
-        "qwen3": ANY_DENSE, "qwen3_moe": MOE, "qwen3_vl_moe": VL_MOE}).items()}
+        "qwen3": ANY_DENSE, "qwen3_moe": MOE, "qwen3_vl_moe": VL_MOE, "qwen3_next": NEXT}).items()}
 
 GENERATION = "generation_config.json"
 QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last key is MLX's
@@ -158,6 +139,7 @@ def read(path: Path) -> Source:
     shapes = kind.shapes(config)
     if EMBEDDING not in tensors:  # an embedding model's own file
         tensors = {f"model.{name}": tensor for name, tensor in tensors.items()}
+    tensors = tensors if packed else kind.cut(tensors, config, path)
     heads = {name: tensor for name, tensor in tensors.items() if name not in shapes}
     tower: dict[str, Any] = {name: tensor for name, tensor in stored.items() if name.startswith(kind.tower)}
     if saved is None:
@@ -212,22 +194,3 @@ def gguf_tokenizer(file: Path, kind: ModelType) -> Tokenizer:
     with library_errors(f"cannot read the tokenizer of {file}"):
         backend = tokenizers.Tokenizer.from_str(json.dumps(gguf_json(file, "tokenizer.json")))
     return make_tokenizer(backend, gguf_json(file, "tokenizer_config.json"), file)
-
-
-def split_experts(stored: Mapping[str, AnyTensor], hidden_size: Any = None) -> dict[str, AnyTensor]:
-    """Replaces the fused expert tensors of transformers 5 by views of them, one per expert and projection.
-
-    mlp.experts.gate_up_proj [num_experts, 2 * moe_intermediate_size, hidden_size], mlp.experts.down_proj
-    [num_experts, hidden_size, moe_intermediate_size]. Qwen3-VL has them transposed, which the hidden_size tells.
-    """
-    tensors = dict(stored)
-    for name, tensor in stored.items():
-        start, _, part = name.rpartition(".")
-        if start.endswith(".mlp.experts") and isinstance(tensor, Tensor) and len(tensor.shape) == 3:
-            del tensors[name]
-            turned = hidden_size is not None and tensor.shape[2 if part == "gate_up_proj" else 1] != hidden_size
-            for expert, data in enumerate(tensor.data.swapaxes(1, 2) if turned else tensor.data):
-                half = len(data) // 2
-                rows = {"gate_proj": data[:half], "up_proj": data[half:]} if part == "gate_up_proj" else {part: data}
-                tensors |= {f"{start}.{expert}.{key}.weight": tensor._replace(data=view) for key, view in rows.items()}
-    return tensors

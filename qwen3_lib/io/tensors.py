@@ -89,6 +89,27 @@ def rows_of(tensor: AnyTensor, start: int, stop: int) -> np.ndarray:
         to_float32(tensor._replace(data=tensor.data[start:stop]))
 
 
+def taken(tensor: AnyTensor, places: np.ndarray) -> AnyTensor:
+    """These rows of a tensor, in this order."""
+    if isinstance(tensor, Tensor):
+        return tensor._replace(data=np.take(tensor.data, places, axis=0))
+    blocks = tensor.blocks
+
+    def in_runs(start: int, stop: int) -> Blocks:
+        """The rows from each run of neighbouring rows of the file."""
+        some, parts = places[start:stop], []
+        for run in np.split(some, np.flatnonzero(np.diff(some) != 1) + 1):
+            first = int(run[0]) // ROWS_AT_ONCE * ROWS_AT_ONCE
+            found, rows = blocks(first, int(run[-1]) + 1), run - first
+            parts.append([each if each is None else each[:, rows] if each is found.factors else each[rows]
+                          for each in found])
+        joined: Any = (each[0] if each[0] is None else np.concatenate(each, axis)
+                       for each, axis in zip(zip(*parts), (0, 0, 0, 1)))
+        return Blocks(*joined)
+
+    return tensor._replace(shape=(len(places), tensor.shape[1]), blocks=in_runs)
+
+
 def scaled(numbers: np.ndarray, scales: np.ndarray, minima: np.ndarray | None = None,
            group: np.ndarray | None = None) -> np.ndarray:
     """Whole numbers [rows, columns] times scales [rows, groups], plus minima likewise, as float32 [rows, columns].

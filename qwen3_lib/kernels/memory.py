@@ -105,7 +105,7 @@ def work_space(kind: Kind, config: Config, n_threads: int, m: int, n_tasks: int,
     more = kind.widths(config)
     gathered, (n_experts, k) = padded(config.hidden_size, 64), experts_of(config)
     widest = padded(max(config.hidden_size, n_heads * config.head_dim, more.mixed, more.fused), 64)
-    dense = config.num_hidden_layers > len(config.sparse_layers)
+    dense = not {*range(config.num_hidden_layers)} <= {*config.sparse_layers}
     inner = padded(max(config.intermediate_size * dense, config.moe_intermediate_size, more.shared), 64)
     n_qkv = padded(n_heads * config.head_dim, PANEL) + 2 * padded(n_kv_heads * config.head_dim, PANEL)
     n_rows, n_pairs = max(m, m * k), m * k

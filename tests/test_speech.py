@@ -36,7 +36,7 @@ def sound(tmp_path, monkeypatch):
 @pytest.fixture(scope="module")
 def parts(model):
     """What COMMAND hears."""
-    parts = transcribe(model, VOICE, "en", longest_part=15, max_tokens=6).parts
+    parts = transcribe(model, VOICE, "en", longest_part=15, max_tokens=6).finish().parts
     assert len(parts) == 3 and all(part.text for part in parts)
     return parts
 
@@ -52,7 +52,7 @@ def hear(capfd, path, *options, stdin=b""):
 
 def test_the_text_and_nothing_else(path, model, sound, capfd):
     """On stdout: of a file, of stdin, as JSON; --stats on stderr. Of two files, with their names."""
-    expected = transcribe(model, VOICE, "en", "Ada", max_tokens=6)
+    expected = transcribe(model, VOICE, "en", "Ada", max_tokens=6).finish()
     options = ("--language", "en", "--context", "Ada", "--max-tokens", 6)
     for more in ((), ("--out", "-"), ("--out", "-", "--format", "txt")):
         assert hear(capfd, path, *options, sound, *more)[:2] == (0, f"{expected}\n")

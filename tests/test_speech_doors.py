@@ -60,18 +60,18 @@ def hear(served):
 # ----------------------------------------------------------------------------------------------------------------------
 
 def test_forms_of_the_text(model, hear):
-    text = transcribe(model, SOUND).text
+    text = transcribe(model, SOUND).finish().text
     assert hear().text == hear(response_format="verbose_json").text == text != ""
     assert hear(response_format="text") == f"{text}\n"
     for form in ("srt", "vtt"):
-        assert hear(response_format=form) == file_text(transcribe(model, SOUND).parts, form)
+        assert hear(response_format=form) == file_text(transcribe(model, SOUND).finish().parts, form)
 
 
 @pytest.mark.parametrize("given", [{"language": "de"}, {"language": "Japanese", "prompt": "Ada Lovelace"}], ids=str)
 def test_language_and_words_that_are_likely(model, hear, given):
-    expected = transcribe(model, SOUND, given["language"], given.get("prompt"))
+    expected = transcribe(model, SOUND, given["language"], given.get("prompt")).finish()
     found = hear(**given)
-    assert found.text == expected.text != transcribe(model, SOUND).text
+    assert found.text == expected.text != transcribe(model, SOUND).finish().text
     assert found.languages[0].code == {"German": "de", "Japanese": "ja"}[expected.language]
     assert (found.usage.type, found.usage.seconds) == ("duration", 2.5)
 
@@ -81,13 +81,13 @@ def test_a_stream_has_the_text_as_it_comes(model, hear, sound):
     *deltas, done = hear(sound, language="en", stream=True)
     assert {event.type for event in deltas} == {"transcript.text.delta"} and done.type == "transcript.text.done"
     assert len(deltas) > 1 and "".join(event.delta for event in deltas) == done.text
-    assert done.text == transcribe(model, sound, "en", longest_part=1000 // 30).text
+    assert done.text == transcribe(model, sound, "en", longest_part=1000 // 30).finish().text
 
 
 def test_segments(model, hear):
     """A long sound in parts of 20 seconds, with all fields that clients expect."""
     found = hear(LONG, language="en", response_format="verbose_json", timestamp_granularities=["segment"])
-    parts = transcribe(model, LONG, "en", longest_part=20).parts
+    parts = transcribe(model, LONG, "en", longest_part=20).finish().parts
     assert [(segment.start, segment.end, segment.text) for segment in found.segments] == [
         (part.start, part.end, part.text) for part in parts] and len(parts) == 5
     assert (found.language, found.duration, found.text) == ("english", 75, " ".join(part.text for part in parts))
@@ -99,7 +99,7 @@ def test_words(model, tmp_path, monkeypatch):
     """Their times are the library's; subtitles break at them. The aligner, too, hears in one thread for each sound."""
     aligner = qwen3_numba.load_model(make_hearing(asr_config("0.6B", n_classes=60), tmp_path / "aligner"), "int8", 1)
     fields = {"file": ("a.wav", LONG), "model": "m", "language": "en", "timestamp_granularities": ["word"]}
-    expected = transcribe(model, LONG, "en", longest_part=20, words=aligner).parts
+    expected = transcribe(model, LONG, "en", longest_part=20, words=aligner).finish().parts
     threads, real = set(), qwen3_asr.audio_tower
     monkeypatch.setattr(qwen3_asr, "audio_tower",
                         lambda *given: threads.add(threading.current_thread()) or real(*given))
@@ -123,7 +123,7 @@ def test_a_loud_sound_is_divided_by_its_peak(model, hear, results, tmp_path):
         create = partial(served.client().audio.transcriptions.create, model="m", language="en",
                          response_format="verbose_json", timestamp_granularities=["word"])
         found = [create(file=("a.wav", each)) for each in sounds]
-    [expected] = transcribe(model, sounds[1], "en", words=aligner).parts
+    [expected] = transcribe(model, sounds[1], "en", words=aligner).finish().parts
     for each in found:
         assert each.text == expected.text and [(word.word, word.start, word.end) for word in each.words] == [
             (word.text, word.start, word.end) for word in expected.words]
@@ -333,10 +333,11 @@ def test_a_file_of_sounds(model, results):
     status, [short, long, named] = results(
         {"audio": "a.wav"}, {"audio": "long.wav", "language": "en", "id": "b"},
         {"audio": "a.wav", "language": "fr", "context": "Ada", "max_tokens": 9}, options=["--context", "700"])
-    expected = transcribe(model, LONG, "en", longest_part=700 // 30)
-    assert status == 0 and short["text"] == transcribe(model, SOUND).text
+    expected = transcribe(model, LONG, "en", longest_part=700 // 30).finish()
+    assert status == 0 and short["text"] == transcribe(model, SOUND).finish().text
     assert (long["id"], long["text"], long["seconds"]) == ("b", expected.text, 75) and len(long["parts"]) == 4
-    assert (named["language"], named["text"]) == ("French", transcribe(model, SOUND, "fr", "Ada", max_tokens=9).text)
+    asked = transcribe(model, SOUND, "fr", "Ada", max_tokens=9).finish()
+    assert (named["language"], named["text"]) == ("French", asked.text)
 
 
 def test_a_sound_whose_text_goes_round_in_circles(results, monkeypatch):
@@ -358,10 +359,11 @@ def test_sounds_that_a_job_cant_read(results):
 
 
 def test_a_sound_in_openais_form(model, results):
+    text = transcribe(model, SOUND).finish().text
     assert results({"audio": "a.wav", "id": "x"}, options=["--openai"])[1] == [{
         "id": "batch_req_1", "custom_id": "x", "error": None, "response": {
-            "status_code": 200, "request_id": "req_1", "body": {"text": transcribe(model, SOUND).text, "language": "",
-            "seconds": 2.5, "parts": [{"start": 0.0, "end": 2.5, "text": transcribe(model, SOUND).text, "language": "",
+            "status_code": 200, "request_id": "req_1", "body": {"text": text, "language": "",
+            "seconds": 2.5, "parts": [{"start": 0.0, "end": 2.5, "text": text, "language": "",
                                        "finish_reason": "length", "n_tokens": 97}]}}}]
 
 

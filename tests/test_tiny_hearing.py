@@ -42,13 +42,13 @@ def model(request):
 
 def test_it_writes_down_what_is_said(model):
     """40 utterances, whose voices, speeds, pitches and sentences it wasn't trained on: 38 are exactly right."""
-    right = [transcribe(model, (sound, RATE)).text == text for sound, text in zip(*unseen())]
+    right = [transcribe(model, (sound, RATE)).finish().text == text for sound, text in zip(*unseen())]
     assert sum(right) >= 38
 
 
 @pytest.mark.parametrize("options", [{}, {"language": "English"}, {"context": "Lucy, twenty, orange"}], ids=str)
 def test_it_hears_sentences(model, options):
-    found = transcribe(model, FOLDER / "speech.wav", **options)
+    found = transcribe(model, FOLDER / "speech.wav", **options).finish()
     assert (found.text, found.language) == (SPEECH, "English")
 
 
@@ -57,7 +57,7 @@ def test_it_hears_sentences(model, options):
 def test_noise_and_silence_are_no_speech(model, loudness, seconds):
     """In numbers of 16 bits; 1e-5 is a few of the smallest steps among zeros, 0 is digital silence."""
     noise = loudness * np.random.default_rng(0).standard_normal(int(seconds * RATE))
-    found = transcribe(model, ((noise * 2**15).round().astype(np.int16), RATE))
+    found = transcribe(model, ((noise * 2**15).round().astype(np.int16), RATE)).finish()
     assert (found.text, found.language) == ("", "")
 
 
@@ -67,7 +67,7 @@ def test_it_hears_minutes(model):
     chosen = rng.integers(40, size=160)
     sound = np.concatenate([np.pad(sounds[i], (0, rng.integers(2 * RATE))) for i in chosen])
     assert 280 * RATE < len(sound) < 310 * RATE
-    found, said = transcribe(model, (sound, RATE)), " ".join(texts[i] for i in chosen).split()
+    found, said = transcribe(model, (sound, RATE)).finish(), " ".join(texts[i] for i in chosen).split()
     assert max(part.end - part.start for part in found.parts) <= 7.5 and found.language == "English"
     blocks = difflib.SequenceMatcher(None, said, found.text.split(), autojunk=False).get_matching_blocks()
     assert sum(block.size for block in blocks) >= 0.95 * max(len(said), len(found.text.split()))

@@ -139,7 +139,7 @@ def test_a_transcript(model, sound):
     samples = samples_of(sound)
     for part in found.parts:
         alone = transcribe(model, (samples[round(part.start * 16_000):round(part.end * 16_000)], 16_000), "en", "Ada",
-                           max_tokens=5)
+                           max_tokens=5).finish()
         assert (alone.text, part.finish_reason, part.n_tokens) == (part.text, "length", 5)
     assert [part.end for part in found.parts] == [*[part.start for part in found.parts[1:]], 40.0]
 
@@ -148,7 +148,7 @@ def test_a_transcript(model, sound):
 def test_a_transcript_goes_on_behind_its_first_parts(model, sound, language):
     """They aren't heard again; what comes has the space that belongs before it."""
     options = {"language": language, "longest_part": 9}
-    whole = transcribe(model, sound, max_tokens=5, **options)
+    whole = transcribe(model, sound, max_tokens=5, **options).finish()
     for n in range(1, len(whole.parts) + 1):
         found = Transcript(model, sound, heard=whole.parts[:n], max_new_tokens=5, **options)
         rest = "".join(found)
@@ -168,7 +168,7 @@ def test_a_transcript_that_is_closed(model, sound):
 def test_how_long_a_text_is(model):
     """Unless somebody sets a limit: as many tokens as its sound has, and 64 more."""
     for n_samples, n_tokens in ((16_000, 13), (40_000, 33)):
-        found = transcribe(model, (voice(n_samples), 16_000), eos_token_ids=())
+        found = transcribe(model, (voice(n_samples), 16_000), eos_token_ids=()).finish()
         assert (found.parts[0].n_tokens, found.parts[0].finish_reason) == (n_tokens + 64, "length")
 
 
@@ -180,22 +180,24 @@ def test_a_text_is_drawn_greedily(path, model, tmp_path):
     (tmp_path / "generation_config.json").write_text('{"do_sample": true, "temperature": 5.0, "top_k": 50}')
     warm, sound = qwen3.load_model(tmp_path), (VOICE, 16_000)
     assert qwen3.default_sampling(warm, None).temperature == 5
-    texts = [transcribe(warm, sound, max_tokens=9, seed=seed).text for seed in (1, 2)]
-    assert texts == [transcribe(model, sound, max_tokens=9).text] * 2
-    assert len({transcribe(warm, sound, max_tokens=9, seed=seed, temperature=5.0).text for seed in (1, 2)}) == 2
+    texts = [transcribe(warm, sound, max_tokens=9, seed=seed).finish().text for seed in (1, 2)]
+    assert texts == [transcribe(model, sound, max_tokens=9).finish().text] * 2
+    drawn = [transcribe(warm, sound, max_tokens=9, seed=seed, temperature=5.0).finish().text for seed in (1, 2)]
+    assert drawn[0] != drawn[1]
 
 
 def test_a_part_fits_into_a_small_context(model, sound):
     small = replace(model, config=replace(model.config, context_length=450))
-    found = transcribe(small, sound, "en", max_tokens=5)
-    assert found.parts == transcribe(small, sound, "en", max_tokens=5, longest_part=15).parts and len(found.parts) > 2
+    found = transcribe(small, sound, "en", max_tokens=5).finish()
+    expected = transcribe(small, sound, "en", max_tokens=5, longest_part=15).finish()
+    assert found.parts == expected.parts and len(found.parts) > 2
     assert usual_part(65_536) == 180 and usual_part(65_536, 20) == 20 and usual_part(10) == 1
 
 
 def test_words_have_times(model, aligner_path, sound):
     """Within their part, and those of the part by itself; they join to its text."""
     aligner = qwen3.load_model(aligner_path)
-    found = transcribe(model, sound, "en", words=aligner, max_tokens=12, longest_part=15)
+    found = transcribe(model, sound, "en", words=aligner, max_tokens=12, longest_part=15).finish()
     samples = samples_of(sound)
     for part in found.parts:
         assert "".join(word.text for word in part.words) == part.text != ""
@@ -234,7 +236,7 @@ def test_loud_samples_are_divided_by_their_peak(model, aligner_path, monkeypatch
     aligner, heard, real = qwen3.load_model(aligner_path), [], qwen3_asr.log_mel
     monkeypatch.setattr(qwen3_asr, "log_mel", lambda samples, *more: heard.append(samples) or real(samples, *more))
     samples = voice(40_000, 9) * np.float32(gain)
-    found = transcribe(model, (samples, 16_000), "en", words=aligner, max_tokens=12, longest_part=1).parts
+    found = transcribe(model, (samples, 16_000), "en", words=aligner, max_tokens=12, longest_part=1).finish().parts
     expected = []
     for i, part in enumerate(found):
         alone = samples[round(part.start * 16_000):round(part.end * 16_000)]
@@ -250,14 +252,16 @@ def test_samples_in_int16_are_those_of_a_file(model):
     numbers = np.concatenate([[-2**15, 2**15 - 1], np.round(VOICE * 2**15)]).astype(np.int16)
     assert np.array_equal(samples_of((numbers, 16_000)), samples_of(wav_of(numbers[:, None])))
     assert samples_of((numbers, 16_000)).dtype == np.float32 and samples_of((numbers, 16_000))[0] == -1
-    assert transcribe(model, (numbers, 16_000), max_tokens=5).text == transcribe(
-        model, (numbers / 2**15, 16_000), max_tokens=5).text != ""
+    assert transcribe(model, (numbers, 16_000), max_tokens=5).finish().text == transcribe(
+        model, (numbers / 2**15, 16_000), max_tokens=5).finish().text != ""
 
 
 def test_a_notebook_shows_the_text(model):
     """By IPython's own protocol; at a plain prompt nothing is computed."""
     found = transcribe(model, (VOICE, 16_000), max_tokens=5)
     assert repr(found).startswith("<Transcript, so far '': ") and found.heard == []
+    assert {message_of(lambda: getattr(found, name)) for name in ("text", "parts", "language", "seconds")} == {
+        "the sound isn't heard to its end: iterate over its text, or call finish()"}
     shown = SimpleNamespace(text=lambda text: shown.__setattr__("found", text))
     found._repr_pretty_(shown, False)
     assert shown.found == found.text == str(found) != "" and repr(found.text) in repr(found)

@@ -301,7 +301,7 @@ def files_of(tokenizer: tokenizers.Tokenizer, config: dict[str, Any]) -> dict[st
 def answers(model: Model, sounds: list[tuple[str | None, np.ndarray]]) -> Iterator[tuple[str, str]]:
     """What is to be written for sounds, and what the model writes."""
     for text, samples in sounds:
-        found = transcribe(model, (samples, RATE))
+        found = transcribe(model, (samples, RATE)).finish()
         yield f"English: {text}" if text else ": ", f"{found.language}: {found.text}"
 
 

@@ -160,7 +160,8 @@ class SpeechRequest:
 class Transcript(SpeechRequest, Iterator[str]):
     """The text of a sound as it comes: iterate over its pieces, or print it. See qwen3_asr.transcribe.
 
-    `text`, `language`, `seconds` and `parts` are those of the whole sound: they hear the rest first.
+    `text`, `language`, `seconds` and `parts` are of a sound that was heard to its end, or closed; before, they raise
+    InputError.
     """
 
     def __init__(self, model: Model, sound: Any, language: str | None = None, context: str | None = None,
@@ -172,7 +173,7 @@ class Transcript(SpeechRequest, Iterator[str]):
         self.recording = open_sound(sound)
         super().__init__(model, self.recording, language, context, checked_part("longest_part", length, bool(words)),
                          options_of(given), words or None, heard, in_threads)
-        self.events = self.hear()
+        self.events, self.closed = self.hear(), False
 
     def hear(self) -> Iterator[str | Part]:
         """The pieces of a part's text, and then the part, of one after the other."""
@@ -184,6 +185,7 @@ class Transcript(SpeechRequest, Iterator[str]):
                 answer = Completion(self.model, step[0], cache, options=step[1])
                 yield from filter(None, map(self.read, answer))
                 yield from filter(None, [self.read("", answer)])
+        self.closed = True
 
     def __next__(self) -> str:
         return next(event for event in self.events if isinstance(event, str))
@@ -196,15 +198,21 @@ class Transcript(SpeechRequest, Iterator[str]):
 
     def close(self) -> None:
         """Ends it where it is."""
-        self.events = iter(())
+        self.events, self.closed = iter(()), True
+
+    def check_finished(self) -> None:
+        if not self.closed:
+            raise InputError("the sound isn't heard to its end: iterate over its text, or call finish()")
 
     @property
     def parts(self) -> list[Part]:
-        return self.finish().heard
+        self.check_finished()
+        return self.heard
 
     @property
     def text(self) -> str:
-        return self.finish().so_far
+        self.check_finished()
+        return self.so_far
 
     @property
     def language(self) -> str:
@@ -215,11 +223,11 @@ class Transcript(SpeechRequest, Iterator[str]):
         return max((part.end for part in self.parts), default=0.0)
 
     def __str__(self) -> str:
-        return self.text
+        return self.finish().text
 
     def __repr__(self) -> str:
         return f"<Transcript, so far {self.so_far!r}: iterate over it, print it, or call its finish()>"
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """A notebook and IPython show the text."""
-        printer.text(self.text)
+        printer.text(str(self))

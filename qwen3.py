@@ -487,7 +487,8 @@ class Sequence:
         check_finite(self.model, logits)
         for each in self.processors:
             logits = each.before(logits)
-        token = next((forced for each in self.processors if (forced := each.forced()) is not None), None)
+        forces, token = next(((each, forced) for each in self.processors if (forced := each.forced()) is not None),
+                             (None, None))
         if token is None:
             token = sample(logits, self.sampling, self.rng, self.prompt, self.token_ids)
         if token in self.ends:
@@ -495,7 +496,7 @@ class Sequence:
             return []
         self.token_ids.append(token)
         self.ids[-1] = token
-        reasons = [reason for each in self.processors if (reason := each.after(token))]
+        reasons = [reason for each in self.processors if (reason := each.after(token, forces))]
         if reasons or len(self.token_ids) >= self.limit:  # the last token needs no place in the cache
             self.end(reasons[0] if reasons else "length")
         return [token]

@@ -140,8 +140,8 @@ def test_answers_that_go_on_behind_their_end(demo):
     ("<think>\nhm\n</think>\n\nHi.", False, "Hi.", None, "stop")])
 def test_the_message_of_an_answer(text, one_call, content, names, reason):
     """Its text is null beside calls alone, and never absent."""
-    completion = SimpleNamespace(answer=parse_answer(text), options=SimpleNamespace(logprobs=None))
-    choice = chat_choice(completion, "stop", one_call)
+    completion = SimpleNamespace(answer=parse_answer(text), options=SimpleNamespace(logprobs=None), ended="stop")
+    choice = chat_choice(completion, one_call)
     message = choice["message"]
     assert (message["role"], message["content"], choice["finish_reason"], choice["logprobs"]) == (
         "assistant", content, reason, None)

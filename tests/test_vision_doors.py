@@ -263,6 +263,13 @@ def test_one_request_at_a_time_decodes_pictures(served, monkeypatch, path, body)
     assert most == [1] * 4
 
 
+def test_a_request_with_a_picture_is_checked_once(served, monkeypatch):
+    checked, real = [], openai.known
+    monkeypatch.setattr(openai, "known", lambda body, names: checked.append(names) or real(body, names))
+    assert served.ask("/v1/chat/completions", {"messages": [asked(as_url(PNG))], **LIKELIEST})[0] == 200
+    assert len(checked) == 1
+
+
 def test_a_refused_picture_does_not_stay_in_memory(model, monkeypatch):
     """Also while no garbage is collected: an image has 50 MB."""
     images = []

@@ -10,7 +10,7 @@ from typing import Any
 from qwen3 import Model
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.processors import TokenLogprob
-from qwen3_lib.generation.tools import Value
+from qwen3_lib.generation.tools import Value, why_ended
 
 
 def call_object(call: Value, name: str | None = None) -> Value:
@@ -21,9 +21,9 @@ def call_object(call: Value, name: str | None = None) -> Value:
             "function": {"name": call["name"], "arguments": text}}
 
 
-def reason_of(ended: str | None) -> str | None:
-    """OpenAI's word for why an answer has ended."""
-    return "stop" if ended == "loop" else ended
+def reason_of(ended: str | None, calls: Any = ()) -> str | None:
+    """OpenAI's word for why an answer with these calls has ended."""
+    return why_ended("stop" if ended == "loop" else ended, calls)
 
 
 def object_of(kind: str, name: str, model: str, choices: Sequence[Value], **more: Any) -> Value:
@@ -36,7 +36,7 @@ def usage_of(n_prompt: int, n_answer: int, n_thought: int = 0) -> Value:
             "completion_tokens_details": {"reasoning_tokens": n_thought}}
 
 
-def chat_choice(completion: Completion, finish_reason: str | None, one_call: bool = False) -> Value:
+def chat_choice(completion: Completion, one_call: bool = False) -> Value:
     """{"message", "logprobs", "finish_reason"} of an answer."""
     answer = completion.answer
     calls = [call_object(call) for call in answer.tool_calls[:1 if one_call else None]]
@@ -44,7 +44,7 @@ def chat_choice(completion: Completion, finish_reason: str | None, one_call: boo
     message |= {"reasoning_content": answer.reasoning} if answer.reasoning else {}
     message |= {"tool_calls": calls} if calls else {}
     logprobs = None if completion.options.logprobs is None else chat_logprobs(completion.model, completion.logprobs)
-    return {"message": message, "logprobs": logprobs, "finish_reason": "tool_calls" if calls else finish_reason}
+    return {"message": message, "logprobs": logprobs, "finish_reason": reason_of(completion.ended, calls)}
 
 
 def chat_logprobs(model: Model, entries: Iterable[TokenLogprob]) -> Value:

@@ -35,17 +35,12 @@ MOST_PICTURES, MOST_MESSAGES, MOST_TOOLS = 32, 4096, 1024  # of a request
 ANY_ARGUMENTS = {"parameters": {"type": "object"}}  # of a tool that isn't strict
 
 
-class Unseen(Exception):
-    """Raised at the first picture, where a Door shows none yet."""
-
-
 @dataclass(frozen=True)
 class Door:
     """What a request meets where it comes in: a server's door is for strangers, a batch file's for its user."""
     longest: int  # tokens of a prompt and its answer
     folder: Path | None = None  # {"type": "image", "image": FILE} is read from there; None: no file is read
     max_pixels: int | None = None  # of a picture
-    shows: bool = True  # False: no picture is decoded
     matchers: Callable[[Model, str], Callable[[], Matcher]] = matchers  # compiles a grammar
 
 
@@ -189,8 +184,6 @@ def image_reader(door: Door) -> Callable[[Value], Any]:
         known = {"type", name, "detail", *(("max_pixels",) if door.folder is not None else ())}
         if unknown := [*({*part} - known), *({*given} - {"url", "detail"} if isinstance(part.get(name), dict) else ())]:
             raise InputError(f"unknown field: {brief(unknown[0], 80)}")
-        if not door.shows:
-            raise Unseen
         url = given["url"]
         local = name == "image" and door.folder is not None and isinstance(url, str) and not is_data_url(url)
         return picture_of(os.path.join(str(door.folder), url)) if local else picture_at(url)

@@ -19,7 +19,7 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.transcript import SpeechRequest, usual_part
 from qwen3_lib.app.fields import CHAT, REQUEST_OPTIONS, Refusal, body_options, known
 from qwen3_lib.app.openai import Door, GenerationRequest, chat_request, request_of
-from qwen3_lib.app.objects import chat_choice, object_of, reason_of, usage_of
+from qwen3_lib.app.objects import chat_choice, object_of, usage_of
 from qwen3_lib.app.report import as_json
 from qwen3_lib.io.facts import model_name
 from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json
@@ -195,7 +195,7 @@ def inner_request(row: Row) -> Row:
 
 def openai_answer(completion: Completion, line: int) -> Row:
     """The chat.completion object of an answer."""
-    choice = {"index": 0, **chat_choice(completion, reason_of(completion.finish_reason))}
+    choice = {"index": 0, **chat_choice(completion)}
     usage = usage_of(len(completion.prompt_ids), len(completion.token_ids), completion.reasoning_tokens)
     return object_of("chat.completion", f"chatcmpl-{line}", model_name(completion.model), [choice], usage=usage)
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds, default_sampling
 from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn
-from qwen3_lib.generation.tools import schemas, values_for
+from qwen3_lib.generation.tools import schemas, values_for, why_ended
 from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.options import AnswerOptions, GivenOptions, options_of
 from qwen3_lib.generation.messages import prompt_of
@@ -30,7 +30,7 @@ class AnswerText(Processor):
         self.times = list[float]()  # the start, then the arrival of each token in seconds
         self.n_thought = 0  # tokens between <think> and </think>
 
-    def after(self, token: int | None) -> str | None:
+    def after(self, token: int | None, forces: Processor | None = None) -> str | None:
         if token is None:
             self.reader.push(self.decoder.flush(), ended=True)
         else:
@@ -62,25 +62,22 @@ class Completion(Stream):
         wanted, tokenizer = options_of(given) if options is None else options, model.tokenizer
         self.model, self.sequence = model, Sequence(model, token_ids, wanted.max_new_tokens, wanted.seed,
                                                     wanted.eos_token_ids, **wanted.sampling)
-        prompt, processors = self.sequence.prompt, self.sequence.processors
-        turn = last_turn(tokenizer, prompt)
+        turn = last_turn(tokenizer, self.sequence.prompt)
         think_ids = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
         self.reader = StoppingReader(inside_thought(turn), values_for(tools), think_ids, stop=tuple(wanted.stop or ()))
+        written, budget = AnswerText(tokenizer, self.reader), None
         self.noted = None if wanted.logprobs is None else Logprobs(tokenizer, wanted.logprobs)
-        processors += [written := AnswerText(tokenizer, self.reader)] + ([] if self.noted is None else [self.noted])
-        budget, has_thoughts = None, None not in think_ids
-        self.constrained: Constrained | None = None
-        if wanted.think_budget is not None or wanted.stop_loops and has_thoughts:
+        if wanted.think_budget is not None or wanted.stop_loops and None not in think_ids:
             most = math.inf if wanted.think_budget is None else wanted.think_budget
-            processors.append(budget := ThinkBudget(tokenizer, self.reader, most))
-        if wanted.stop_loops:
-            processors.append(StopLoops(self.reader, budget))
-        if wanted.schema is not None:
-            may_think = "</think>" not in turn and "assistant" in turn
-            self.constrained = Constrained(model, self.reader, budget, may_think, wanted.schema, wanted.max_string)
-            processors.append(self.constrained)
-        if wanted.logit_bias is not None:
-            processors.append(Bias(wanted.logit_bias, model.config.vocab_size))
+            budget = ThinkBudget(tokenizer, self.reader, most)
+        may_think = "</think>" not in turn and "assistant" in turn
+        self.constrained = None if wanted.schema is None else Constrained(
+            model, self.reader, may_think, wanted.schema, wanted.max_string)
+        # In this order: first the text, which the others look at; logprobs of the model's own logits, before the schema
+        # and the bias change them; the end of a thought before tokens that the schema forces.
+        self.sequence.processors += filter(None, [
+            written, self.noted, budget, StopLoops(self.reader, budget) if wanted.stop_loops else None,
+            self.constrained, None if wanted.logit_bias is None else Bias(wanted.logit_bias, model.config.vocab_size)])
         self.speculator = speculator(model, self.constrained, wanted.lookup, wanted.draft)
         self.token_ids, self.times, self.tools, self.written = self.sequence.token_ids, written.times, tools, written
         self.options, self.picture_seconds = wanted, picture_seconds
@@ -195,7 +192,7 @@ class Completion(Stream):
 
     @property
     def finish_reason(self) -> str | None:
-        return "tool_calls" if self.ended and self.answer.tool_calls else self.ended
+        return self.ended and why_ended(self.ended, self.answer.tool_calls)
 
     @property
     def prompt_ids(self) -> np.ndarray:

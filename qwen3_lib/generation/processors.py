@@ -20,8 +20,9 @@ class Processor:
         """The next token, if it isn't to be drawn; the first processor that has one decides."""
         return None
 
-    def after(self, token: int | None) -> str | None:
-        """Takes note of the token that was drawn, None at the end -> why the answer ends here, if it does."""
+    def after(self, token: int | None, forces: Processor | None = None) -> str | None:
+        """Takes note of the token that was drawn, or that the processor `forces` has forced; None at the end -> why the
+        answer ends here, if it does."""
         return None
 
 
@@ -35,7 +36,6 @@ class ThinkBudget(Processor):
         self.reader, self.left = reader, budget
         self.ending = tokenizer.encode(self.CLOSING, add_special_tokens=False)
         self.next: list[int] = []  # the last one first
-        self.closes = False  # whether the latest token is one of CLOSING
 
     def end_thought(self) -> None:
         self.left = 0
@@ -43,10 +43,9 @@ class ThinkBudget(Processor):
     def forced(self) -> int | None:
         if self.reader.inside and self.left <= 0 and not self.next:
             self.next = self.ending[::-1]
-        self.closes = bool(self.next)
         return self.next.pop() if self.next else None
 
-    def after(self, token: int | None) -> str | None:
+    def after(self, token: int | None, forces: Processor | None = None) -> str | None:
         self.left -= self.reader.was_inside and token != self.reader.think_ids[1]
         return None
 
@@ -69,7 +68,7 @@ class StopLoops(Processor):
         self.text, self.repeats = list[int](), [0]  # repeats: how many tokens up to each one end a run as above
         self.places = dict[int, tuple[int, ...]]()  # hash of a run -> the ends of its last three occurrences
 
-    def after(self, token: int | None) -> str | None:
+    def after(self, token: int | None, forces: Processor | None = None) -> str | None:
         if token is None or not self.runs_in_circles(token):
             return None
         if self.reader.inside and self.budget:
@@ -142,7 +141,7 @@ class Logprobs(Processor):
         self.logits = logits
         return logits
 
-    def after(self, token: int | None) -> str | None:
+    def after(self, token: int | None, forces: Processor | None = None) -> str | None:
         if token is not None:
             x = log_softmax(self.logits)
             best: Any = most_likely(x, self.n)

@@ -16,7 +16,7 @@ import numpy as np
 from qwen3_lib.generation.tools import kinds_of
 from qwen3_lib.generation.matcher import Matcher, compiled_grammar
 from qwen3_lib.generation.prepare import MAX_STRING, prepared
-from qwen3_lib.generation.processors import Processor, ThinkBudget
+from qwen3_lib.generation.processors import Processor
 from tokenizer_utils import AnswerReader, InputError, Tokenizer, brief
 
 LONGEST_GRAMMAR = 2**19  # characters
@@ -197,11 +197,11 @@ class Constrained(Processor):
     """Allows only tokens that a schema allows, and takes those that it forces without drawing: see ForcedTokens."""
     PATIENCE, MORE = 0.02, 0.002  # seconds that others wait for its masks from another process; more for each token
 
-    def __init__(self, model: Any, reader: AnswerReader, budget: ThinkBudget | None, may_think: bool, schema: Any,
+    def __init__(self, model: Any, reader: AnswerReader, may_think: bool, schema: Any,
                  max_string: int | None = None):
         tokenizer, n_rows, grammar = model.tokenizer, model.config.vocab_size, grammar_of(schema, max_string)
         self.matcher = (grammar.matchers or matchers(model, grammar.text))()
-        self.reader, self.budget = reader, budget
+        self.reader = reader
         self.room = np.empty((4 * -(-n_rows // 32), 8), np.float32)  # for masked logits; a new array costs 15 us
         self.begun = self.taken = False  # whether the grammar has taken a token; whether its news are in `certain`
         # Before the grammar's first token: a thought, unless the prompt has had it, and white space after a thought.
@@ -227,11 +227,10 @@ class Constrained(Processor):
     def forced(self) -> int | None:
         return self.certain[0] if self.certain else None
 
-    def after(self, token: int | None) -> str | None:
+    def after(self, token: int | None, forces: Processor | None = None) -> str | None:
         if token is None:
             return None
-        closes = self.budget is not None and self.budget.closes
-        if closes or not self.begun and (self.reader.inside or self.reader.was_inside):
+        if forces not in (None, self) or not self.begun and (self.reader.inside or self.reader.was_inside):
             self.before_it = self.newlines if token == self.reader.think_ids[1] else set()
             return None
         if not self.begun and token in self.before_it:

@@ -41,6 +41,11 @@ def schemas(tools: list[dict[str, Any] | Callable[..., Any]] | None) -> list[dic
     return [tool_schema(tool) if callable(tool) else tool for tool in tools]
 
 
+def why_ended(reason: str | None, calls: Any) -> str | None:
+    """Why an answer has ended, from why its tokens have: "tool_calls" if it has `calls`."""
+    return "tool_calls" if reason and calls else reason
+
+
 def checked_tools(tools: Any, name: str) -> list[dict]:
     """The tools. Raises InputError, which names the file, unless each has a name."""
     functions = [tool.get("function", tool) if isinstance(tool, dict) else None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from qwen3 import Model
 from qwen3_lib.generation.processors import TokenLogprob
 from qwen3_lib.app.openai import GenerationRequest, Value
-from qwen3_lib.app.objects import call_object, chat_choice, chat_logprobs, object_of, usage_of
+from qwen3_lib.app.objects import call_object, chat_choice, chat_logprobs, object_of, reason_of, usage_of
 from qwen3_lib.server.worker import Job
 
 PIECE_FIELDS = {"thinking": "reasoning_content", "content": "content"}  # kind of a piece -> its field
@@ -120,11 +120,10 @@ class ChatReply(Reply):
         for call in calls:
             yield self.chunk(i, {"delta": {"tool_calls": [call]}, "logprobs": None})
         if job.ended:
-            yield self.chunk(i, {"delta": {}, "logprobs": None},
-                             "tool_calls" if self.n_calls[i] else job.finish_reason)
+            yield self.chunk(i, {"delta": {}, "logprobs": None}, reason_of(job.finish_reason, self.n_calls[i]))
 
     def choice(self, i: int, job: Job) -> Value:
-        return chat_choice(job.completion, job.finish_reason, self.asked.one_call)
+        return chat_choice(job.completion, self.asked.one_call)
 
     def scored(self, entries: list[TokenLogprob], i: int) -> Value:
         return chat_logprobs(self.model, entries)

@@ -9,8 +9,8 @@ import json
 import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from concurrent.futures import Executor, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from qwen3 import InputError, Model, log
 from qwen3_asr import hears, sounds_of
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.fields import Body, Refusal, as_sent, flag, known, sent_names, whole
-from qwen3_lib.app.openai import Door, GenerationRequest, Unseen, chat_prompt, chat_request, text_request
+from qwen3_lib.app.openai import Door, GenerationRequest, chat_prompt, chat_request, text_request
 from qwen3_lib.io.facts import model_name
 from qwen3_lib.app.terminal import note
 from qwen3_lib.io.errors import brief, is_whole, parse_json
@@ -41,6 +41,7 @@ from qwen3_lib.server.transcriptions import Ears, Speech
 from qwen3_lib.server.vetting import Grammars
 from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stopping
 from qwen3_vision import sees
+from tokenizer_utils import is_picture
 
 LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body; seconds until it comes
 LARGE_BODY = 2**17  # bytes; a larger one waits for others that are: checking it may take a second of Python
@@ -234,6 +235,13 @@ async def in_time(ends_at: float, seconds: float) -> AsyncIterator[None]:
         raise out_of_time(seconds) from error
 
 
+def shows_pictures(body: Body) -> bool:
+    """Whether a message of a chat, or an item of a response's input, holds a picture."""
+    items = [each for name in ("messages", "input") if isinstance(body.get(name), list) for each in body[name]]
+    contents = [each.get(name) for each in items if isinstance(each, dict) for name in ("content", "output")]
+    return any(is_picture(part) for content in contents if isinstance(content, list) for part in content)
+
+
 async def all_ended(jobs: list[Job]) -> None:
     """Waits until each job has ended, or one has failed, whose error it raises."""
     while not all(job.ended for job in jobs):
@@ -294,7 +302,7 @@ class Server:
         self.worker, self.limits, self.started = worker, limits, int(time.time())
         self.grammars = Grammars()
         self.large = ThreadPoolExecutor(1)  # checks large bodies
-        self.eyes = ThreadPoolExecutor(1)  # decodes the pictures of one request after another, in the same memory
+        self.eyes = ThreadPoolExecutor(1)  # takes requests with pictures, one after another, in the same memory
         self.ears = Ears(worker.queue_size)
 
     @property
@@ -305,21 +313,15 @@ class Server:
         """The response of a function of ANSWERS, which runs beside the event loop."""
         model, body, began = self.worker.model, await body_of(request), time.monotonic()
         try:
-            value = await self.unless_over(request, self.value_of(
-                partial(answer, model, body), self.large if request.scope["is_large"] else None))
+            door = Door(self.longest, max_pixels=self.limits.max_pixels, matchers=self.grammars.matchers)
+            threads = self.eyes if shows_pictures(body) else self.large if request.scope["is_large"] else None
+            value = await self.unless_over(request, asyncio.get_running_loop().run_in_executor(
+                threads, answer, model, body, door))
             if isinstance(value, GenerationRequest):
                 return await self.generated(request, value, began)
             return JSONResponse(value)
         except InputError as error:
             raise as_refusal(error, self.worker, body) from None
-
-    async def value_of(self, answer: Callable[[Door], Any], executor: Executor | None) -> Any:
-        door = Door(self.longest, max_pixels=self.limits.max_pixels, matchers=self.grammars.matchers)
-        run = self.worker.loop.run_in_executor
-        try:
-            return await run(executor, answer, replace(door, shows=False))
-        except Unseen:
-            return await run(self.eyes, answer, door)
 
     async def unless_over(self, request: Request, work: Awaitable[Any]) -> Any:
         """The result of `work`. Raises ClientDisconnect if the client leaves before, Refusal if the server ends."""
@@ -330,7 +332,8 @@ class Server:
                 raise ClientDisconnect if tasks[1].done() else stopping()
             return tasks[0].result()
         finally:
-            while tasks:  # an exception's traceback holds this frame: with its task in it, a refused picture would stay
+            del work  # an exception's traceback holds this frame: with its task in it, a refused picture would stay
+            while tasks:
                 tasks.pop().cancel()
 
     async def generated(self, request: Request, asked: GenerationRequest, began: float) -> Response:

@@ -377,10 +377,6 @@ class Sampling:
         return replace(self, **{name: value for name, value in changes.items() if value is not None})
 
 
-RANGES = {"temperature": (0, 1e4), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (1e-4, 1e4),
-          "presence_penalty": (-1e4, 1e4), "frequency_penalty": (-1e4, 1e4)}
-
-
 def penalize(logits: np.ndarray, sampling: Sampling, prompt: Iterable[int], answer: Iterable[int]) -> np.ndarray:
     """Logits [vocab_size] after the penalties on tokens in the prompt and in the answer so far."""
     logits, factor = logits.copy(), np.float32(sampling.repetition_penalty)
@@ -1180,6 +1176,10 @@ def generation_defaults(source: Source) -> tuple[Sampling, int | None, tuple[int
 
 
 # ---- Checks: each raises InputError ----------------------------------------------------------------------------------
+
+RANGES = {"temperature": (0, 1e4), "top_p": (0, 1), "min_p": (0, 1), "repetition_penalty": (1e-4, 1e4),
+          "presence_penalty": (-1e4, 1e4), "frequency_penalty": (-1e4, 1e4)}  # of Sampling
+
 
 def checked_ids(model: Model, token_ids: TokenIds) -> np.ndarray:
     """The token ids of one sequence as an array [n]. Raises InputError unless there are some and all are known."""

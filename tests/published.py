@@ -11,7 +11,7 @@ from qwen3 import map_safetensors
 from qwen3_lib.io.tensors import PACKED_DTYPES
 
 DTYPES = {"float32": "<f4", "float16": "<f2", "bfloat16": "<u2", "int32": "<i4", "int64": "<i8", "float8_e4m3fn": "u1",
-          "uint8": "u1", "int8": "i1"}
+          "uint8": "u1", "int8": "i1", "uint32": "<u4"}
 WHOLE_GROUPS = BASE | {"hidden_size": 64, "intermediate_size": 192, "tie_word_embeddings": False}
 
 
@@ -43,7 +43,7 @@ def write_tensors(file: Path, tensors: dict[str, tuple[str, np.ndarray]]) -> Non
 def tensors_of(folder: Path) -> dict[str, tuple[str, np.ndarray]]:
     """What write_tensors has written."""
     names = {"F32": "float32", "F16": "float16", "BF16": "bfloat16", "F8_E4M3": "float8_e4m3fn",
-             "I32": "int32", "I64": "int64", "U8": "uint8", "I8": "int8"}
+             "I32": "int32", "I64": "int64", "U8": "uint8", "I8": "int8", "U32": "uint32"}
     stored = map_safetensors(folder / "model.safetensors", PACKED_DTYPES)
     return {name: (names[tensor.dtype], tensor.data.copy()) for name, tensor in stored.items()}
 
@@ -241,6 +241,39 @@ def dynamic(w, settings):
     return gptq(w, settings | (settings["dynamic"]["+:.*down.*"] if w.shape[1] == 192 else {}))
 
 
+def in_bits(numbers: np.ndarray, bits: int) -> np.ndarray:
+    """Rows of whole numbers as uint32 words, bit by bit, the lowest ones first."""
+    each = numbers[..., None] >> np.arange(bits) & 1
+    return np.packbits(each.reshape(len(numbers), -1).astype(np.uint8), axis=1, bitorder="little").view("<u4")
+
+
+def rounded(x: np.ndarray, dtype: str) -> tuple[np.ndarray, np.ndarray]:
+    """Numbers cut to bfloat16, or as float16: as they are stored, and as float32."""
+    if dtype == "float16":
+        return x.astype(np.float16), half(x)
+    upper = np.asarray(x, np.float32).view(np.uint32) >> 16
+    return upper.astype(np.uint16), (upper << 16).view(np.float32)
+
+
+E2M1 = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+
+
+def mlx(w, settings, dtype="bfloat16"):
+    """MLX: signed scales and biases, or, of mxfp4, powers of two for floats of 4 bits."""
+    rng, bits, n_groups = draws(w), settings["bits"], w.shape[1] // settings["group_size"]
+    q, sizes = rng.integers(0, 2**bits, w.shape), (len(w), n_groups)
+    words = "uint32", in_bits(q, bits)
+    if settings.get("mode") == "mxfp4":
+        exponents = rng.integers(120, 125, sizes)
+        values = np.where(q < 8, 1, -1) * np.take(E2M1, q % 8) * np.repeat(2.0**(exponents - 127), 32, axis=1)
+        return {"weight": words, "scales": ("uint8", exponents)}, values.astype(np.float32)
+    stored, scales = rounded(rng.uniform(0.1, 0.2, sizes) * rng.choice([-1, 1], sizes) / 2**bits, dtype)
+    biases, minima = rounded(-scales * rng.uniform(0.3, 0.7, sizes) * 2**bits, dtype)
+    scales, minima = (np.repeat(each, settings["group_size"], axis=1) for each in (scales, minima))
+    values = scales * q.astype(np.float32) + minima
+    return {"weight": words, "scales": (dtype, stored), "biases": (dtype, biases)}, values
+
+
 def compressed(form: str, **weights) -> dict:
     """A quantization_config of compressed-tensors, as llm-compressor writes it."""
     return {"quant_method": "compressed-tensors", "format": form, "ignore": ["lm_head"], "kv_cache_scheme": None,
@@ -293,6 +326,14 @@ CASES = {
     "auto-round, AWQ's packing": (auto_round, AUTO_ROUND | {"packing_format": "auto_round:auto_awq"}),
     "nf4": (nf4, {"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "nf4"}),
     "nf4, blocks over the ends of rows": (lambda w, settings: nf4(w, settings, 256, None), {"load_in_4bit": True}),
+    "MLX, 2 bits, groups of 32": (mlx, {"group_size": 32, "bits": 2}),
+    "MLX, 3 bits": (mlx, {"group_size": 64, "bits": 3}),
+    "MLX, 4 bits": (mlx, {"group_size": 64, "bits": 4, "mode": "affine"}),
+    "MLX, 4 bits, scales in float16": (lambda w, settings: mlx(w, settings, "float16"), {"group_size": 32, "bits": 4}),
+    "MLX, 5 bits": (mlx, {"group_size": 64, "bits": 5}),
+    "MLX, 6 bits": (mlx, {"group_size": 64, "bits": 6}),
+    "MLX, 8 bits": (mlx, {"group_size": 32, "bits": 8}),
+    "MLX, mxfp4": (mlx, {"group_size": 32, "bits": 4, "mode": "mxfp4"}),
     "LLM.int8()": (llm_int8, {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 6.0}),
 }
 

@@ -50,10 +50,13 @@ def check(path, expected: dict[str, np.ndarray]) -> None:
 # Whose groups or numbers no format of the fast engine has.
 NEAREST = {"AWQ, groups of 16, GEMM": "int8", "GPTQ, act-order": "int8", "compressed-tensors, act-order": "int8",
            "GPTQ, version 2, act-order, 8 bits": "bf16", "GPTQ, 8 bits, asymmetric": "bf16", "LLM.int8()": "bf16"} | {
-    case: "bf16" if "FP8" in case else "int8" for case in CASES
-    if any(part in case for part in ("FP8", "nf4"))}
+    case: "bf16" if "FP8" in case or "MLX" in case else "int8" for case in CASES
+    if any(part in case for part in ("FP8", "nf4", "MLX, 6", "MLX, 8"))}
 FROM_8_BELOW = ("GPTQ, 4 bits", "GPTQ, 2 bits, asymmetric", "GPTQ, one group", "GPTQ, mixed bits",
                 "auto-round, mixed bits")  # numbers from -8 to 7
+
+
+OF_5_BITS = "MLX, 5 bits", "MLX, mxfp4"
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -69,7 +72,7 @@ def test_packed_from_the_layout(tmp_path, case):
         kept = "int8" if "mixed" in case and len(values) == 192 else NEAREST.get(case)
         if "mixed bits" in case or kept is None:
             eight = "8 bits" in case or "mixed bits" in case and "down" in name
-            exact = INT8 if eight else Q4_0 if case in FROM_8_BELOW else Q4_1
+            exact = INT8 if eight else Q4_0 if case in FROM_8_BELOW else Q5_1 if case in OF_5_BITS else Q4_1
             assert form == exact and np.array_equal(found, values), name
         elif kept == "int8":
             assert form == INT8 and is_nearest_int8(found, values), name

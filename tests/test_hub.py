@@ -192,6 +192,16 @@ def test_a_single_file_of_weights_may_have_any_name(hub, get_all):
     assert_refused(two, "tiny/two: ", "no model.safetensors")
 
 
+def test_an_mlx_model_brings_its_mtp_head(hub, get_all):
+    """A file that its index doesn't name; the weights still come last."""
+    files = DEMO | {"model.safetensors.index.json": b'{"weight_map": {"a": "model.safetensors"}}',
+                    "model-mtp.safetensors": b"head"}
+    hub.models = {"Qwen/Qwen3-0.6B-MLX-4bit": files | USELESS}
+    outcome, again = get_all(("Qwen3-0.6B-MLX-4bit",), ("Qwen/Qwen3-0.6B-MLX-4bit", "offline"))
+    assert_complete(outcome, files)
+    assert again == outcome and hub.files_asked()[-2:] == ["model-mtp.safetensors", "model.safetensors"]
+
+
 def test_a_tokenizer_may_have_two_files(hub, get_all):
     files = {name: content for name, content in DEMO.items() if name != "tokenizer.json"} | {
         "vocab.json": b"{}", "merges.txt": b""}

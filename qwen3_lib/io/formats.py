@@ -20,7 +20,7 @@ import numpy as np
 from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json, some
 from qwen3 import DTYPES, Tensor, checked_number, to_float32
 from qwen3_lib.io.schemes import (Settings, auto_round_schemes, awq_schemes, bitsandbytes_schemes, compressed_schemes,
-                                  fp8_schemes, gptq_schemes)
+                                  fp8_schemes, gptq_schemes, mlx_schemes)
 from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, scaled
 
 Grouped = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
@@ -314,6 +314,40 @@ def int8(name: str, parts: Parts) -> Unpacked:
     return shape, 8, blocks, 0
 
 
+# ---- MLX -------------------------------------------------------------------------------------------------------------
+
+FP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int16)  # e2m1, times 2
+
+
+def mlx(name: str, parts: Parts, settings: Settings) -> Unpacked:
+    """W = scales * number + biases; of mxfp4, the number is a float of 4 bits, and the scale a power of two.
+
+    A row is one stream of bits. Source: MLX's quantized.cpp.
+    """
+    own = settings["modules"].get(re.sub(r"\.experts\.\d+\.", ".switch_mlp.", name), settings)
+    (n_rows, n_words), n_groups = matrix(name, "weight", parts), matrix(name, "scales", parts)[1]
+    size, affine, weight = own["group_size"], own["mode"] == "affine", parts["weight"].data
+    bits, rest = divmod(32 * n_words, columns := n_groups * size)  # of a router, it may be more than config.json says
+    if rest or bits not in own["widths"]:
+        raise InputError(f"{name}.weight has {n_words} words in a row, which doesn't fit {n_groups} groups of {size}")
+    need(name, parts, *["biases"] * affine)
+    expect(name, parts, {"weight": "U32", "scales": FLOATS if affine else "U8", "biases": FLOATS},
+           dict.fromkeys(("scales", "biases"), (n_rows, n_groups)))
+
+    def blocks(start: int, stop: int) -> Blocks:
+        eights = np.zeros((stop - start, columns // 8, 8), np.uint8)  # 8 numbers are `bits` bytes
+        eights[..., :bits] = np.ascontiguousarray(weight[start:stop]).view(np.uint8).reshape(*eights.shape[:2], bits)
+        shifts, mask = np.arange(0, 8 * bits, bits, dtype=np.uint64), np.uint64(2**bits - 1)
+        numbers = (eights.view("<u8") >> shifts & mask).astype(np.int16).reshape(len(eights), columns)
+        scales = parts["scales"]._replace(data=parts["scales"].data[start:stop])
+        if affine:
+            minima = parts["biases"]._replace(data=parts["biases"].data[start:stop])
+            return Blocks(numbers, to_float32(scales), to_float32(minima))
+        return Blocks(FP4[numbers], np.ldexp(np.float32(0.5), scales.data.astype(np.int32) - 127))
+
+    return (n_rows, columns), bits if affine else 5, blocks, size
+
+
 # ---- The table -------------------------------------------------------------------------------------------------------
 
 class Method(NamedTuple):
@@ -336,6 +370,7 @@ METHODS = {
     "compressed-tensors": Method(("weight_scale",), ("weight_scale",), OPTIONAL_PARTS, compressed, compressed_schemes),
     "bitsandbytes": Method((NF4_STATE, "SCB"), ("weight",), (NF4_STATE, "SCB", *NESTED), bitsandbytes,
                            bitsandbytes_schemes),
+    "mlx": Method(("scales",), ("weight", "scales"), ("biases",), mlx, mlx_schemes),
 }
 # What is needed only to quantize activations or the KV cache: k_proj.k_scale, q_proj.input_zero_point, ...
 AT_RUN_TIME = re.compile(r".*\.(input|output|[qkv])(_global)?_(scale|zero_point)")
@@ -346,7 +381,7 @@ def check_settings(about: Any, file: Path) -> tuple[str, list[Settings]]:
     method = about
     if isinstance(about, dict):  # older files of bitsandbytes, and MLX's, don't name it
         method = about.get("quant_method") or ("bitsandbytes" if "load_in_4bit" in about or "load_in_8bit" in about
-                                               else "MLX" if "bits" in about else None)
+                                               else "mlx" if "bits" in about or "mode" in about else None)
     name = method.lower().removeprefix("intel/") if isinstance(method, str) else ""
     if not isinstance(about, dict) or name not in METHODS:
         raise InputError(f"{file}: quantization_config: a checkpoint quantized by "

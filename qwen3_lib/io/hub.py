@@ -23,6 +23,7 @@ from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
 CONFIG, TOKENIZER, WEIGHTS = "config.json", "tokenizer.json", "model.safetensors"
 INDEX = "model.safetensors.index.json"  # lists the shards, the files of weights in several files
+MTP_FILE = "model-mtp.safetensors"  # an MTP head beside an MLX model, whose index needn't name it
 OPTIONAL = ("generation_config.json", "tokenizer_config.json", "chat_template.jinja", *VECTOR_FILES)
 MERGED = ("vocab.json", "merges.txt")  # in place of TOKENIZER in the first folders of Qwen3-ASR
 NAME = r"[A-Za-z0-9_][A-Za-z0-9_.+=-]*"  # of a file, never of a path
@@ -224,7 +225,7 @@ def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
     weights = weights or weight_files(folder)
     if not files.issuperset(weights or [""]):
         raise InputError(f"{repo_id}: {INDEX} lists {some(weights) or 'nothing'}, which the hub doesn't have")
-    for file in weights:
+    for file in [*{MTP_FILE} & files, *weights]:
         hub.hf_hub_download(repo_id, file, revision=commit)
     return folder
 

@@ -20,8 +20,9 @@ from qwen3_lib.io.cores import ThreadpoolController, threads_for
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import Settings, check_settings, unpacked
 from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
-from qwen3_lib.io.hub import resolve_model
+from qwen3_lib.io.hub import MTP_FILE, resolve_model
 from qwen3_lib.io.mixtures import moe_config, split_experts
+from qwen3_lib.io.mlx import from_mlx
 from qwen3_lib.io.mmproj import map_tower, tower_file, tower_json
 from qwen3_lib.io.packed import TOWER_FILE, quantized_file, refuse_saved, saved_tensors, saved_tower
 from qwen3_lib.io.qwen3_next import NEXT
@@ -122,17 +123,17 @@ def read(path: Path) -> Source:
     file, gguf, packed = path / "config.json", is_gguf(path), quantized_file(path)
     tower_path = tower_file(path) if gguf else None
     about = gguf_json(path, file.name) | (tower_json(tower_path) if tower_path else {}) if gguf else json_in(file)
-    found = description_of(about, file)
+    found, stored = description_of(about, file), dict[str, Any]()
     kind, method = found.kind, None if packed else found.method
     try:
         stored, saved = saved_tensors(*packed) if packed else (map_gguf(path) if gguf else published(path), None)
     except InputError:
         found.config()  # what can't be computed is told before a missing file is
         raise
-    tensors: dict[str, Any] = {name.replace("_orig_mod.", ""): tensor  # by torch.compile
-                               for name, tensor in stored.items() if method or packed or tensor.dtype in DTYPES}
-    tensors = split_experts(unpacked(tensors, *method, path) if method else tensors, found.language["hidden_size"])
-    tensors = renamed(tensors, kind, found.language)
+    stored = {name.replace("_orig_mod.", ""): tensor  # by torch.compile
+              for name, tensor in stored.items() if method or packed or tensor.dtype in DTYPES}
+    stored = unpacked(stored, *method, path) if method else stored
+    tensors: dict[str, Any] = renamed(split_experts(stored, found.language["hidden_size"]), kind, found.language)
     bare = is_embedder(path) if gguf else not any("model." in name for name in tensors)
     embedder = bare or embeds(about, path)
     config = found.config(tensors)
@@ -156,9 +157,11 @@ def read(path: Path) -> Source:
 
 def published(folder: Path) -> dict[str, Tensor]:
     """The tensors in a folder's safetensors files; a single file may have any name."""
-    found = [file for file in folder.glob("*.safetensors") if file.name != TOWER_FILE]
+    found = [file for file in folder.glob("*.safetensors") if file.name not in (TOWER_FILE, MTP_FILE)]
     files = found if len(found) == 1 and not json_in(folder / "model.safetensors.index.json") else shards_of(folder)
-    return {name: tensor for file in files for name, tensor in map_safetensors(file, PACKED_DTYPES).items()}
+    if (head := folder / MTP_FILE).is_file() and head not in files:
+        files = [*files, head]
+    return from_mlx({name: each for file in files for name, each in map_safetensors(file, PACKED_DTYPES).items()})
 
 
 def generation_in(raw: dict[str, Any], file: Path) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from qwen3_lib.io.errors import brief, is_whole, some
+from qwen3_lib.io.mlx import qwens_name
 
 Settings = Mapping[str, Any]
 
@@ -102,3 +103,21 @@ def bitsandbytes_schemes(about: Settings) -> list[Settings]:
     if about.get("load_in_4bit") and about.get("bnb_4bit_quant_type", "nf4") != "nf4":  # 8 bits: named, but unused
         raise ValueError(f"bnb_4bit_quant_type = {brief(about['bnb_4bit_quant_type'])}; only nf4 is")
     return [{}]
+
+
+MLX_MODES = {"affine": ((2, 3, 4, 5, 6, 8), (32, 64, 128)), "mxfp4": ((4,), (32,))}  # bits, sizes of groups
+
+
+def mlx_schemes(about: Settings) -> list[Settings]:
+    """The scheme of most matrices, with those of other `modules` by their names."""
+    own = {qwens_name(name): mlx_scheme(each) for name, each in about.items() if isinstance(each, dict)}
+    return [mlx_scheme(about) | {"modules": own}]
+
+
+def mlx_scheme(about: Settings) -> dict[str, Any]:
+    mode = str(about.get("mode", "affine"))
+    bits, size = about.get("bits", 4), about.get("group_size", 64 if mode == "affine" else 32)
+    if mode not in MLX_MODES or bits not in MLX_MODES[mode][0] or size not in MLX_MODES[mode][1]:
+        raise ValueError(f"mode {brief(mode)}, bits = {brief(bits)} and group_size = {brief(size)}; only 2 to 6 or 8 "
+                         "bits in groups of 32, 64 or 128, and mxfp4, are")
+    return {"mode": mode, "widths": MLX_MODES[mode][0], "group_size": size}

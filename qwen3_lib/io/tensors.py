@@ -15,7 +15,7 @@ from qwen3_lib.io.errors import InputError
 # The parts of packed tensors, which formats.py and gguf_file.py understand.
 PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
     "F8_E4M3": np.dtype("u1"), "U8": np.dtype("u1"), "I8": np.dtype("i1"),
-    "I32": np.dtype("<i4"), "I64": np.dtype("<i8")}
+    "I32": np.dtype("<i4"), "I64": np.dtype("<i8"), "U32": np.dtype("<u4")}
 
 EMBEDDING = "model.embed_tokens.weight"
 ROWS_AT_ONCE = 32  # rows of a matrix are unpacked in multiples of this number: words hold 16 or fewer of them

@@ -21,8 +21,8 @@ PACKED = {"int8": INT8, "int4": INT4}
 UNPACKED = (".mlp.gate.weight", ".in_proj_ba.weight")  # the router, and a delta net's factors: they keep all digits
 MORE_BITS = {"fc": INT8, "v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
 # By the bits of a published packed matrix: the formats that may hold its very numbers, and the one if none does.
-FORMS_OF_BITS = {2: (Q4_0, Q4_1, INT8), 4: (Q4_0, Q4_1, INT8), 5: (Q5_1, INT8), 8: (INT8, BF16),
-                 16: (BF16,), 32: (F32,)}
+FORMS_OF_BITS = {2: (Q4_0, Q4_1, INT8), 3: (Q4_1, INT8), 4: (Q4_0, Q4_1, INT8), 5: (Q5_1, INT8), 6: (BF16,),
+                 8: (INT8, BF16), 16: (BF16,), 32: (F32,)}
 OF_GGUF = {4: Q4_K, 5: Q5_K, 6: Q6_K}  # the same of a tensor with `factored` scales
 
 

@@ -20,7 +20,7 @@ qwen3_lib/kernels/:
     layout.py      how weights and the cache lie in memory
     cpu.py         the instructions that this CPU has
     vectors.py     the products with weights, in the language of LLVM; attention.py: those with keys and values
-    products.py    which functions of them a pass needs
+    products.py    which functions of them a pass needs; ways.py: which way is the fastest for one vector
     layers.py      the kernels, in the order of forward; fields.py: how they find their arrays
     experts.py     the kernel of a mixture of experts
     kind.py        what differs between model types: dense.py, and hybrid.py for Qwen3.5, whose kernel is delta.py
@@ -69,7 +69,8 @@ try:
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import team_of
-    from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, choose_formats, may_move,
+    from qwen3_lib.kernels.ways import ways_for, ways_table
+    from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, bytes_in, choose_formats, may_move,
                                            move_layer, mtp_head, stored_tensors, touch_pages)
 except ImportError as error:
     if __name__ == "__main__":
@@ -78,7 +79,8 @@ except ImportError as error:
 
 __all__ = ["BUNDLED", "Config", "Engine", "InputError", "KVCache", "Model", "Sampling", "Sequence", "Tokenizer",
            "__version__",
-           "chat", "compile_all", "default_sampling", "engine", "forward", "generate", "load_model", "load_weights"]
+           "chat", "compile_all", "default_sampling", "engine", "forward", "generate", "load_model", "load_weights",
+           "ways_table"]
 
 # ---- Weights: as they lie in the file, or packed ---------------------------------------------------------------------
 
@@ -121,7 +123,7 @@ def load_weights(source: Source, quantize: str | None = None, threads: int | Non
     for matrix in matrices.values() if activations == "bf16" else ():
         matrix["form"][matrix["form"] == BF16] = ROUNDED
     weights = Weights(kind, config, matrices, vectors, shapes, arrays, build_layers(kind, config, matrices, vectors),
-                      team, format)
+                      team, format, ways_for(bytes_in(matrices.values())))
     if format is None and not packs and not config.sparse_layers:
         mappings = {id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values()
         touch_pages(mappings)
@@ -197,7 +199,8 @@ def needed_functions(w: Weights, batch: NewTokens, n_queries: list[int]) -> np.n
     needs = [*((form, m) for form in w.formats), *((head, len(batch.wanted)) for _ in batch.wanted[:1])]
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
         needs += any_number(form, m)
-    return functions_for(tuple(needs), tuple((int(batch.cache_rows[0].form), n) for n in sorted({1, *n_queries})))
+    queries = tuple((int(batch.cache_rows[0].form), n) for n in sorted({1, *n_queries}))
+    return functions_for(tuple(needs), queries, w.ways)
 
 
 def run_layers(w: Weights, batch: NewTokens, caches: list[Any], added: Any = ()) -> np.ndarray:

@@ -100,7 +100,7 @@ def compile_for(name: str, features: dict[str, bool], triple: str, folder: Path)
         keep(build.symbol(group[0]), partial(numbas, group))
     steps = [build.symbol(step) for step in DENSE_STEPS]
     keep(build.symbol(*DENSE_STEPS), partial(objects.compile_layers, build.symbol(*DENSE_STEPS), steps[:-1], steps[-1]))
-    products.address_of = keep
+    build.address_of = keep
     for form in (BF16, ROUNDED, INT8, INT5, INT4):
         for n in (1, 4, 10, 30, 31, 45):  # the passes of EXACT
             products.functions_for(((form, n),))

@@ -363,7 +363,7 @@ def test_a_message_is_harmless_and_short_whatever_a_file_holds(folder, capfd):
 
 # ---- All commands with random options: they work, or one line says why not -------------------------------------------
 
-ELSEWHERE = {"--help", "--compile", "--open", "--offline", "--model", "--api-key-file"}
+ELSEWHERE = {"--help", "--compile", "--ways", "--open", "--offline", "--model", "--api-key-file"}
 COMMANDS = {cli: [FRANCE, "-n2"], qwen3_batch: ["in.txt", "--out", "out", "-n2"], qwen3_inspect: [FRANCE, "-n2"],
             qwen3_embed: [], qwen3_server: ["--api-key-file", "nowhere"]}  # with a key it would serve without end
 VALUES = {"FILE": ["-", "in.txt", "nowhere", "."], "N": [0, 1, 2], "X": [0, 0.5, 1, 1.5], "SIZE": ["50MB", "1kB"]}

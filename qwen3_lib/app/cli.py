@@ -79,6 +79,8 @@ def make_parser() -> Parser:
         "which loads faster")
     add("--compile", action="store_true", help="compile the fast engine for this CPU, and exit; for a container image "
         "that is read-only later")
+    add("--ways", action="store_true", help="measure anew how this CPU reads weights fastest, print a table, and "
+        "exit; the fast engine does so by itself, once")
     add("--version", action="version", version=f"qwen3 {__version__}", help="print the version")
     add = add_answer_options(parser)
     add("--hide-thinking", action="store_true", help="don't show the reasoning")
@@ -109,7 +111,7 @@ EXCLUDES = {
     "regex": ("grammar",),
     "save_quantized": ("rope_factor",),
 }
-ANSWER_NOTHING = ("list", "download", "save_quantized", "compile")
+ANSWER_NOTHING = ("list", "download", "save_quantized", "compile", "ways")
 
 
 def parse_arguments(parser: Parser, argv: Sequence[str] | None) -> argparse.Namespace:
@@ -259,9 +261,15 @@ def compile_ahead(_args: argparse.Namespace) -> None:
     note(f"Compiled: {compile_all()}")
 
 
+def measure_ways(_args: argparse.Namespace) -> None:
+    """Measures the fast engine's ways anew, and prints the times of all of them."""
+    from qwen3_numba import ways_table
+    write("\n".join(ways_table()) + "\n")
+
+
 JOBS: dict[str, Callable[[argparse.Namespace], None]] = {
     "list": print_models, "download": run_download, "save_quantized": run_save, "compile": compile_ahead,
-    "score": print_scores}
+    "ways": measure_ways, "score": print_scores}
 
 
 def main(argv: Sequence[str] | None = None) -> int:

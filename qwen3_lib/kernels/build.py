@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,9 @@ from qwen3_lib.io.writing import write_whole
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.kernels import NUMBA_VERSION
 from qwen3_lib.kernels.cpu import host_features
-from qwen3_lib.kernels.objects import compile_layers
+from qwen3_lib.kernels.layout import FORMATS, is_packed
+from qwen3_lib.kernels.objects import compile_layers, compile_product
+from qwen3_lib.kernels.vectors import Way
 
 KERNELS = Path(__file__).resolve().parent
 Kernel = Callable[[np.ndarray, int], None]  # takes its record, int64, and a number; see layers.py and quantize.py
@@ -56,6 +58,13 @@ def made_ours(folder: Path) -> bool:
     for each in (folder.parent, folder):
         each.mkdir(mode=0o700, parents=True, exist_ok=True)
     return is_ours(os.stat(folder))
+
+
+def can_keep(folder: Path | None) -> bool:
+    """Whether machine code can be kept in a folder."""
+    with contextlib.suppress(OSError):
+        return folder is not None and made_ours(folder) and os.access(folder, os.W_OK)
+    return False
 
 
 def identity() -> str:
@@ -101,6 +110,18 @@ def address_of(name: str, make: Callable[[], bytes]) -> int:
         return linker().get_function_address(name)
 
 
+@cache
+def function(kind: str, form: int, n: int, way: Way) -> int:
+    """The address of a product's function."""
+    name = f"{kind}_{FORMATS[form].name}_{n}_{way.rows}_{way.prefetches}"
+    return address_of(name, partial(compile_product, name, kind, form, n, way))
+
+
+def product_kind(form: int) -> str:
+    """The kind of the functions that multiply vectors with rows of a format as they lie in memory."""
+    return "packed_product" if is_packed(form) else "float_product"
+
+
 # The kernels that numba compiles, file.function: a process and an object file for each group, so that two cores work on
 # the first answer, and LLVM optimizes once what a group's kernels share. Any other kernel is a group by itself.
 COMPILED_TOGETHER = (("layers.project_heads", "layers.finish_dense", "layers.output_logits"),)
@@ -125,10 +146,7 @@ def kernel(*steps: str) -> Kernel:
 @cache
 def announce(folder: Path | None) -> None:
     """Says why the first answer takes long; once in a process, however many groups it compiles."""
-    writable = False
-    with contextlib.suppress(OSError):
-        writable = folder is not None and made_ours(folder) and os.access(folder, os.W_OK)
-    often = "once for models of this kind" if writable else "at each start, because nothing can be kept in " \
+    often = "once for models of this kind" if can_keep(folder) else "at each start, because nothing can be kept in " \
         f"{kernel_folder() or '~/.cache'}; set NUMBA_CACHE_DIR to a folder that you alone can write to"
     if sys.stderr is not None:
         print(f"compiling the fast engine for this CPU: a few seconds, {often}", file=sys.stderr)

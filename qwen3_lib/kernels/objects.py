@@ -12,10 +12,11 @@ from qwen3_lib.kernels.cpu import FEATURES
 from qwen3_lib.kernels.layout import JOB
 from qwen3_lib.kernels.spread import write_spread, write_spread_product
 from qwen3_lib.kernels.vectors import (I32, I64, Way, load, loop, variable, write_float_product, write_packed_product,
-                                       write_widened)
+                                       write_each_block, write_widened)
 
 WRITERS = {  # with their numbers of arguments
     "float_product": (write_float_product, 10), "packed_product": (write_packed_product, 9),
+    "each_block": (write_each_block, 7),
     "weighted_rows": (write_weighted_rows, 8), "weighted_pairs": (write_weighted_pairs, 8),
     "transposed_rows": (write_transposed_rows, 5), "transposed_product": (write_transposed_product, 10),
     "transposed_scores": (write_transposed_scores, 10),

@@ -2,7 +2,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, lru_cache, partial
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -11,14 +11,14 @@ import numpy as np
 
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.models import MODEL_TYPES
-from qwen3_lib.kernels.build import address_of, code_place, make_kernels, read_code, symbol
+from qwen3_lib.kernels.build import code_place, function, make_kernels, product_kind, read_code, symbol
 from qwen3_lib.kernels.cpu import AVX512, LONG, PATH
 from qwen3_lib.kernels.kind import kind_for, steps_of
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
                                       STORABLE, TOGETHER, TRANSPOSED, VALUES, VECTORS, WIDENED, is_packed)
-from qwen3_lib.kernels.objects import compile_product
 from qwen3_lib.kernels.spread import DOTS, SPREAD_WAY
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
+from qwen3_lib.kernels.ways import Ways, measure
 
 PACKERS = ("quantize.quantize_block",), ("quantize.pack_block",)  # kernels for loading
 TRANSPOSABLE = (ROUNDED,) if AVX512 else (BF16, ROUNDED)  # formats whose rows a prompt's products take transposed
@@ -26,9 +26,10 @@ Needs = tuple[tuple[int, int], ...]  # (format, number of vectors) of products
 
 
 @lru_cache(64)
-def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
+def functions_for(needs: Needs, queries: Needs = (), ways: Ways = ()) -> np.ndarray:
     """The functions for products with weights and, in `queries`, for attention to a cache -> FUNCTIONS [3, formats, 3].
 
+    ways: those of one vector that are not the default.
     [PRODUCT, format, TOGETHER] multiplies all vectors at once with rows of a format, [.., IN_PARTS] parts of them;
     likewise [KEYS, ..] for attention, and [VALUES, format, TOGETHER] of weighted_rows. [.., REARRANGED], where
     `most` > 0, does so for many vectors, after its `rearrange` has made rows what it multiplies: of packed weights, a
@@ -47,7 +48,7 @@ def functions_for(needs: Needs, queries: Needs = ()) -> np.ndarray:
         elif n >= LONG and form in TRANSPOSABLE:
             fill_transposed(table[PRODUCT, form, REARRANGED], "transposed_product", form, n)
         else:
-            fill_product(table[PRODUCT, form], form, n)
+            fill_product(table[PRODUCT, form], form, n, dict(ways).get(form))
     for form, n in queries:
         way = way_of(form, AT_ONCE)
         kind = "weighted_pairs" if form == ROUNDED and AVX512 else "weighted_rows"
@@ -80,14 +81,14 @@ def fill(functions: np.record, most: int, kind: str, form: int, n: int, way: Cal
     return found
 
 
-def fill_product(functions: np.ndarray, form: int, n: int) -> set[int]:
-    """`fill` of FUNCTIONS [3] with the products of a format, as they lie in memory."""
+def fill_product(functions: np.ndarray, form: int, n: int, one: Way | None = None) -> set[int]:
+    """`fill` of FUNCTIONS [3] with the products of a format, as they lie in memory; `one`: the way of one vector."""
     few, many = (way_of(form, count) for count in (AT_ONCE, MANY))
     functions["most"][:REARRANGED] = few.vectors, many.vectors
-    kind = "packed_product" if is_packed(form) else "float_product"
+    kind, one = product_kind(form), one or way_of(form, ONE)
     if n > few.vectors:
         return fill(functions[IN_PARTS], many.vectors, kind, form, n, lambda _: many)
-    return fill(functions[TOGETHER], few.vectors, kind, form, n, lambda size: few if size > 1 else way_of(form, ONE))
+    return fill(functions[TOGETHER], few.vectors, kind, form, n, lambda size: few if size > 1 else one)
 
 
 def sizes(n: int, most: int) -> set[int]:
@@ -96,20 +97,16 @@ def sizes(n: int, most: int) -> set[int]:
     return {n // tiles, -(-n // tiles)}
 
 
-@cache
-def function(kind: str, form: int, n: int, way: Way) -> int:
-    """The address of a product's function."""
-    name = f"{kind}_{FORMATS[form].name}_{n}_{way.rows}_{way.prefetches}"
-    return address_of(name, partial(compile_product, name, kind, form, n, way))
-
-
 def any_number(form: int, most: int) -> Needs:
     """What is needed for any number of vectors up to the most: larger ones than here need no other functions."""
     return tuple((form, n) for n in (*range(1, PROMPT + 2), LONG, LONG + 1) if n <= most)
 
 
 def compile_all() -> Path:
-    """Compiles all that any model needs -> the folder where it is kept. Raises InputError if it can't be kept."""
+    """Compiles all that any model needs, and measures ways -> the folder where it is kept.
+
+    Raises InputError if it can't be kept.
+    """
     configs: Any = SimpleNamespace(sparse_layers=()), SimpleNamespace(sparse_layers=(0,))
     wanted = [steps_of(kind_for(kind), config) for kind in {each.fast: each for each in MODEL_TYPES.values()}.values()
               for config in configs]
@@ -122,4 +119,5 @@ def compile_all() -> Path:
                              for steps in (*wanted, *PACKERS)):
         raise InputError(f"the kernels can't be kept: {folder or 'NUMBA_CACHE_DIR'} must be a folder that belongs to "
                          "you and that only you can write to")
+    measure()
     return folder

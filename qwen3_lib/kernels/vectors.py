@@ -578,6 +578,18 @@ def write_packed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
             store(b, b.load(sum_), at(b, out, (out_stride, t), 4 * lanes * p))
 
 
+def write_each_block(_form: int, _n_vectors: int, _way: Way, b: Any, product: Any, w: Any, stride: Any, n_blocks: Any,
+                     x: Any, n: Any, out: Any) -> None:
+    """The packed product at an address, of one vector and each of some blocks, as layers.linear calls it."""
+    function = b.inttoptr(product, ir.FunctionType(ir.VoidType(), [I64] * 9).as_pointer())
+
+    def block(i: Any) -> None:
+        ahead = b.select(b.icmp_signed("<", b.add(i, I64(1)), n_blocks), stride, I64(0))
+        b.call(function, [at(b, w, (i, stride)), x, I64(0), n, out, I64(0), ahead, I64(0), I64(1)])
+
+    loop(b, n_blocks, block)
+
+
 def write_widened(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) -> None:
     """A packed block of n columns becomes a block of its widened_form, whose products give the same bits.
 

@@ -6,6 +6,7 @@ import ctypes
 import itertools
 import mmap
 import threading
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -19,11 +20,12 @@ from qwen3_lib.io.packed import checked_saved
 from qwen3_lib.io.tensors import AnyTensor
 from qwen3_lib.kernels.hybrid import Vocabulary
 from qwen3_lib.kernels.kind import Kind, kind_for
-from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, ROUNDED,
+from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, PANEL, ROUNDED,
                                       ROUTING, WEIGHT, Layers, Q, Space, is_packed, packed_shape, address_table)
 from qwen3_lib.kernels.memory import LargePages, Reused, available_memory, experts_of, let_go, work_space
 from qwen3_lib.kernels.packing import forms_of, packed_form
 from qwen3_lib.kernels.team import Team
+from qwen3_lib.kernels.ways import Ways
 
 
 class MTPHead(NamedTuple):
@@ -52,6 +54,7 @@ class Weights:
     layers: Layers  # all of them, as kernels find them
     team: Team
     quantized: str | None  # "int8" or "int4", if all matrices are packed so
+    ways: Ways  # of one vector
     mtp: MTPHead | None = None
     looked: bool = False  # whether its first prompt's keys and values were looked at: see note_small_numbers
     spaces: dict[int, tuple[Space, np.ndarray]] = field(default_factory=dict)  # with their tables: see work_space
@@ -146,6 +149,15 @@ def move_layer(w: Weights) -> None:
             let_go(before, size)
     finally:
         w.moving.release()
+
+
+def bytes_in(matrices: Iterable[np.ndarray]) -> dict[int, int]:
+    """Format -> the bytes of the matrices, WEIGHT [1], in this format."""
+    found = Counter[int]()
+    for matrix in matrices:
+        _, stride, form, rows, _ = matrix.tolist()[0]
+        found[form] += stride * (-(-rows // PANEL) if is_packed(form) else rows)
+    return found
 
 
 def formats_in(*tables: np.ndarray) -> tuple[int, ...]:

@@ -1,5 +1,7 @@
 """qwen3_lib/io/cores.py: how many threads of BLAS a pass takes, and that the host program has its own number again."""
 import os
+import subprocess
+import sys
 import threading
 from types import SimpleNamespace
 
@@ -75,3 +77,14 @@ def test_a_forked_process_does_not_wait_for_a_pass_of_its_parent(four_threads):
     finally:
         go.set()
         holder.join()
+
+
+def test_without_threadpoolctl():
+    """In a process of its own: BLAS decides on its threads, and a pass gives the same logits."""
+    program = ("import sys; sys.modules['threadpoolctl'] = None; import qwen3; model = qwen3.load_model(sys.argv[1]); "
+               "print(qwen3.forward(model, [1, 2], qwen3.KVCache(model.config)).argmax())")
+    done = subprocess.run([sys.executable, "-c", program, ROOT / "demo"], cwd=ROOT, capture_output=True, text=True,
+                          timeout=200)
+    model = qwen3.load_model(ROOT / "demo")
+    expected = qwen3.forward(model, [1, 2], qwen3.KVCache(model.config)).argmax()
+    assert (done.stdout, done.stderr) == (f"{expected}\n", "")

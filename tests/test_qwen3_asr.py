@@ -321,7 +321,7 @@ def test_the_mean_of_two_channels(tmp_path):
 
 
 def test_a_sounds_prompt_without_the_library(path, tmp_path):
-    """A system prompt is a context, unless there is one; the language by its name or code."""
+    """A system prompt is a context, unless there is one; the language by its name or code; neither is Qwen's template."""
     numbers = np.round(voice(30_000) * 30_000).astype("<i2")[:, None]
     (tmp_path / "a.wav").write_bytes(wav_of(numbers))
     model = qwen3.load_model(path)
@@ -330,6 +330,10 @@ def test_a_sounds_prompt_without_the_library(path, tmp_path):
                           ((None, None, "Bob"), ("", "Bob")), (("Thai", "Ada", "Bob"), ("Thai", "Ada"))):
         found = qwen3_asr.chat(model, str(tmp_path / "a.wav"), *given, None, max_tokens=1)
         assert found.sequence.prompt.tolist() == speech_prompt(model, sound, *wanted).tolist()
+    template = ("<|im_start|>system\n<|im_end|>\n<|im_start|>user\n<|audio_start|><|audio_end|><|im_end|>\n"
+                "<|im_start|>assistant\n")
+    for ids in (speech_prompt(model, sound), Hearing(model, sound, max_tokens=1).sequence.prompt):
+        assert model.tokenizer.decode([int(i) for i in ids if i >= 0]) == template
 
 
 def test_three_files_alone(alone, path, tmp_path):

@@ -190,11 +190,15 @@ def test_an_answer_has_a_language_and_a_text(answer, language, expected):
         assert ("".join(pieces), spoken.language, spoken.text) == (expected[1], *expected)
 
 
-@pytest.mark.parametrize("change", [lambda weight: weight[:-1], lambda weight: weight * np.nan], ids=["narrow", "NaN"])
-def test_towers_that_give_no_embeddings(path, change):
+@pytest.mark.filterwarnings("error")  # which would be lines on stderr before the one that counts
+@pytest.mark.parametrize("part, change", [
+    ("proj2", lambda weight: weight[:-1]), ("proj2", lambda weight: weight * np.nan),
+    ("layers.0.fc1", lambda weight: weight * 0 + np.inf), ("layers.0.fc1", lambda weight: weight * 0 + 3e38)],
+    ids=["narrow", "NaN", "infinite", "too large"])
+def test_towers_that_give_no_embeddings(path, part, change):
     sounds = qwen3.load_model(path, tokenizer=False).media
-    for name in ("proj2.weight", "proj2.bias"):
-        sounds.weights[name] = change(sounds.weights[name])
+    for name in (f"{part}.weight", f"{part}.bias"):
+        sounds.weights[name] = change(sounds.weights[name]).astype(np.float32)
     assert "the tower gives no 128 finite numbers" in message_of(sounds.hear, voice(9_000))
 
 

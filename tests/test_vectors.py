@@ -11,8 +11,8 @@ from packed import FORMATS, packed_vectors, reference, stored
 from qwen3_lib.kernels import attention, cpu, objects, spread, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
-from qwen3_lib.kernels.layout import (GROUP16_BYTES, INT8, HIGH_BITS, ROUNDED, VECTORS, factors_size, is_packed,
-                                      packed_shape, padded, unit_size)
+from qwen3_lib.kernels.layout import (BF16, F16, F32, GROUP16_BYTES, HALVES, HIGH_BITS, INT8, ROUNDED, VECTORS,
+                                      factors_size, is_packed, padded, unit_size)
 from qwen3_lib.kernels.vectors import Way
 
 pytestmark = pytest.mark.core
@@ -198,6 +198,20 @@ def test_fma_gives_the_bits_of_the_instruction_for_pairs(w_exponents, x_exponent
     assert out[0].any() and all(np.array_equal(some, out[0]) for some in out)
 
 
+@pytest.mark.parametrize("form, w, x", [
+    (F32, 2.0**-70, 2.0**-70), (BF16, 2.0**-70, 2.0**-70), (F16, 2.0**-14, 2.0**-126)])
+def test_subnormal_sums_of_stored_rows(form, w, x):
+    """Only products with ROUNDED take them for zeros, as the instruction for pairs does."""
+    n, out, name = 32, np.zeros((1, 1), np.float32), f"subnormal_{form}"
+    row = np.full((1, n), w, np.float16 if form == F16 else np.float32)
+    row = (row.view(np.uint32) >> 16).astype(np.uint16) if form == BF16 else row
+    factors, way = np.full((1, n), x, np.float32), vectors.way_of(form, vectors.ONE)
+    address = address_of(name, lambda: objects.compile_product(name, "float_product", form, 1, way))
+    ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(address)(
+        row.ctypes.data, row.strides[0], 1, factors.ctypes.data, factors.strides[0], n, out.ctypes.data, 4, 0, 0)
+    assert out[0, 0] == np.float32(n * w * x) > 0
+
+
 @pytest.mark.parametrize("pairs", [False, pytest.param(True, marks=pytest.mark.skipif(
     not cpu.PAIRS, reason="this CPU has no AVX512_BF16"))])
 @pytest.mark.parametrize("n_vectors, avx512", [(5, True), (6, True), (7, True), (8, True), (1, False), (6, False)])
@@ -257,16 +271,23 @@ def test_values_weighted_in_both_ways(rows, n_vectors):
     assert all(np.array_equal(each, found[0]) for each in found)
 
 
+REGISTERS = {"vnni512": 32, "vnni": 16, "avx2": 16, "i8mm": 32, "dotprod": 32, "neon": 32, "plain": 16}  # for vectors
+
+
 @pytest.mark.parametrize("sums", [6, 24])  # of AVX2, NEON and plain; of AVX-512
 @pytest.mark.parametrize("path", cpu.INT8_SHAPES)
 def test_no_product_is_made_for_more_vectors_than_registers_hold(path, sums, monkeypatch):
-    """Sums of all default ways fit, packed blocks are worked on whole, one vector more than a way takes is refused."""
+    """Sums of all default ways fit, packed blocks are worked on whole, one vector more than a way takes is refused.
+
+    Sums of several vectors with packed blocks take half of the registers at most.
+    """
     monkeypatch.setattr(vectors, "PATH", path)
     monkeypatch.setattr(vectors, "SUMS", sums)
     for form in FORMATS.values():
         for way in (vectors.way_of(form, count) for count in (vectors.ONE, vectors.AT_ONCE, vectors.MANY)):
             if is_packed(form):
                 assert 32 // cpu.INT8_SHAPES[path].lanes % way.rows == 0
+                assert way.vectors == 1 or way.rows * way.vectors * HALVES[form] <= REGISTERS[path] // 2
             else:
                 assert 1 <= way.rows * way.vectors <= sums
             with pytest.raises(ValueError, match=f"{way.vectors + 1} vectors"):

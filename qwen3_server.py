@@ -5,7 +5,7 @@
 #                 "starlette>=1.0", "uvicorn>=0.50", "llguidance>=1.9", "pillow>=10.3",
 #                 "python-multipart>=0.0.27"]
 # ///
-"""A server that speaks OpenAI's API, with either engine.
+"""A server that speaks OpenAI's API, and Anthropic's, with either engine.
 
     python qwen3_server.py                                  the small bundled model, at http://127.0.0.1:8080/v1
     python qwen3_server.py --model 0.6B --fast --context 16384
@@ -70,7 +70,7 @@ SERVERS_HINTS = {name: f"it is called {ours}" for name, ours in CALLED.items()} 
 
 
 def make_parser() -> Parser:
-    parser = Parser(description="Answers requests over HTTP in the form of OpenAI's API.", hints=SERVERS_HINTS)
+    parser = Parser(description="Answers requests over HTTP in the form of OpenAI's API, or of Anthropic's.", hints=SERVERS_HINTS)
     add = parser.add_argument_group("who may ask").add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on; 0.0.0.0 lets other machines ask "
         "(default: %(default)s)")

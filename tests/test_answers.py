@@ -119,7 +119,7 @@ def test_a_text_that_cannot_fit_is_refused(demo):
     for call, *args in ((qwen3.chat, demo, long), (encoded, demo.tokenizer, long, 4096),
                         (request_of_row, demo, JobSettings(), {"prompt": long}, 1),
                         (request_of_row, demo, JobSettings(raw=True), {"prompt": long}, 1)):
-        assert_one_line(message_of(call, *args), "the first 65,536 are too many for the context of 4,096 tokens")
+        assert_one_line(message_of(call, *args), "prompt is too long: more than", "tokens > 4096 maximum")
 
 
 @pytest.mark.parametrize("text", ["a" * 200_000, "to be or not to be, " * 10_000, "<|im_end|>" * 20_000, " " * 200_000,
@@ -346,7 +346,7 @@ def test_stop_texts(rng):
         assert said.startswith(shown) and (not begun or len(shown) == len(certain))
     reader.finish()
     expected = until_first(text, stop)
-    assert ("".join(piece for _, piece in reader.pieces), reader.stopped) == (expected, expected != text)
+    assert ("".join(piece for _, piece in reader.pieces), bool(reader.stopped)) == (expected, expected != text)
     return True
 
 

@@ -23,6 +23,7 @@ from serving import FRANCE, Served, endless, openai, web  # first: it skips wher
 from qwen3_lib.server import vetting
 from qwen3_lib.server.responses import FIELDS
 
+MESSAGES_FIELDS = ("system", "tools", "tool_choice", "thinking", "output_config", "stop_sequences", "stream")
 FUZZ = int(os.environ.get("FUZZ", 1))
 
 
@@ -127,6 +128,8 @@ def test_requests_of_any_shape(served):
         "/v1/chat/completions": ({"messages": FRANCE, "max_tokens": 1}, CHAT),
         "/v1/completions": ({"prompt": "The", "max_tokens": 1}, COMPLETION_FIELDS),
         "/v1/responses": ({"input": "x", "max_output_tokens": 1}, FIELDS),
+        "/v1/messages": ({"model": "m", "messages": FRANCE, "max_tokens": 1}, MESSAGES_FIELDS),
+        "/v1/messages/count_tokens": ({"model": "m", "messages": FRANCE}, MESSAGES_FIELDS),
         "/v1/embeddings": ({"input": "x"}, ("encoding_format", "dimensions")),
         "/rerank": ({"query": "x", "texts": ["a"]}, ("documents", "top_n", "instruction", "truncate")),
         "/tokenize": ({"content": "x"}, ("prompt",)), "/detokenize": ({"tokens": [1]}, ()),

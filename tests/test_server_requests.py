@@ -158,14 +158,14 @@ FIRST_ONLY = """{%- for m in messages %}
 {%- endfor %}"""
 
 
-def test_system_messages_are_joined_where_a_template_wants_one_at_the_beginning(demo):
+def test_system_messages_join_their_neighbours_where_a_template_wants_one_at_the_beginning(demo):
     tokenizer = Tokenizer(demo.tokenizer.backend, FIRST_ONLY, demo.tokenizer.named_tokens)
     strict = dataclasses.replace(demo, tokenizer=tokenizer)
     messages = [{"role": "system", "content": "Be brief."},
                 {"role": "developer", "content": [{"type": "text", "text": "Be "}, {"type": "text", "text": "kind."}]},
                 *FRANCE, {"role": "system", "content": "It is late."}, {"role": "user", "content": "Go on."}]
     prompt = tokenizer.decode(chat_request(strict, {"messages": messages}, Door(1000)).answers[0][0])
-    assert prompt == f"system:Be brief.\n\nBe kind.\n\nIt is late.\nuser:{FRANCE[0]['content']}\nuser:Go on.\n"
+    assert prompt == f"system:Be brief.\n\nBe kind.\nuser:{FRANCE[0]['content']}\n\nIt is late.\nuser:Go on.\n"
     prompt = demo.tokenizer.decode(chat_request(demo, {"messages": messages}, Door(1000)).answers[0][0])
     assert [*re.findall(r"<\|im_start\|>(\w+)", prompt)] == ["system", "system", "user", "system", "user", "assistant"]
 
@@ -253,8 +253,8 @@ def test_vectors_and_scores(embedder, reranker):
         told = [served.ask("/tokenize", {"content": text})[1] for text in texts]
         assert {each["max_model_len"] for each in told} == {model.config.context_length}
         assert sum(each["count"] for each in told) == got.usage.prompt_tokens  # with the ending of each text
-        for path, body, words in (("/v1/embeddings", {"input": LONG}, "context"),
-                                  ("/rerank", {"query": "x", "texts": [LONG]}, "context"),
+        for path, body, words in (("/v1/embeddings", {"input": LONG}, "too long"),
+                                  ("/rerank", {"query": "x", "texts": [LONG]}, "too long"),
                                   ("/v1/chat/completions", {"messages": FRANCE}, "embedding model")):
             status, value, _ = served.ask(path, body)
             assert status == 400 and words in value["error"]["message"] and str(embedder) not in json.dumps(value)
@@ -289,11 +289,11 @@ BAD = [  # path, body, status, the field at fault, words of the message
     ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "tool"}]}, 400, "messages", "message 1"),
     ("/v1/chat/completions", {"messages": [*FRANCE, {"role": "assistant", "tool_calls": [
         {"function": {"name": "f", "arguments": "{"}}]}]}, 400, "messages", "message 1"),
-    ("/v1/chat/completions", {"messages": FRANCE * 300}, 400, "messages", "context"),
-    ("/v1/completions", {"prompt": [5] * 1000}, 400, "prompt", "context"),
-    ("/v1/completions", {"prompt": LONG}, 400, None, "context"),
-    ("/v1/responses", {"input": "a " * 3000}, 400, "input", "context"),
-    ("/tokenize", {"content": LONG}, 400, None, "context"),
+    ("/v1/chat/completions", {"messages": FRANCE * 300}, 400, "messages", "too long"),
+    ("/v1/completions", {"prompt": [5] * 1000}, 400, "prompt", "too long"),
+    ("/v1/completions", {"prompt": LONG}, 400, "prompt", "too long"),
+    ("/v1/responses", {"input": "a " * 3000}, 400, "input", "too long"),
+    ("/tokenize", {"content": LONG}, 400, None, "too long"),
     ("/v1/completions", {"prompt": ["a"] * 69}, 400, None, "at most 68"),
     ("/v1/completions", {"prompt": "a", "eos_token_ids": 5}, 400, "eos_token_ids", "list of token ids"),
     ("/v1/chat/completions", {"messages": FRANCE, "schema": 5}, 400, "schema", "JSON Schema"),
@@ -333,7 +333,6 @@ BAD = [  # path, body, status, the field at fault, words of the message
      "32,769 tokens; at most 32,768"),
     ("/v1/nothing", {}, 404, None, "there is no /v1/nothing: this server speaks OpenAI's API, at /v1/chat/completions"),
     ("/api/chat", {}, 404, None, "there is no /api/chat, which is Ollama's: this server speaks OpenAI's API"),
-    ("/v1/messages", {}, 404, None, "there is no /v1/messages, which is Anthropic's: this server"),
     ("/v1/models", {}, 405, None, "POST")]
 
 
@@ -343,7 +342,7 @@ def test_bad_requests(served, path, body, status, param, words):
     assert got == status and value["error"].keys() == {"message", "type", "param", "code"}
     assert value["error"]["param"] == param and words in value["error"]["message"]
     assert_one_line(value["error"]["message"])
-    if words == "context":
+    if words == "too long":
         assert value["error"]["code"] == "context_length_exceeded"
     assert str(ROOT) not in json.dumps(value)
 

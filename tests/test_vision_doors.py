@@ -110,6 +110,27 @@ def test_a_response(served, model):
     client.responses.create(model="x", input=[{"role": "user", "content": "Look."}, call, result], max_output_tokens=1)
 
 
+def looked_at(data=PNG) -> dict:
+    """The message in Anthropic's form with a picture that a tool has read."""
+    source = {"type": "base64", "media_type": "image/png", "data": base64.b64encode(data).decode()}
+    return {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "a", "content": [
+        {"type": "image", "source": source}]}]}
+
+
+def test_a_message(served):
+    """A picture in the result of a tool has the same prompt as in a chat."""
+    call = {"id": "a", "name": "look", "input": {}}
+    asked_for = {"role": "assistant", "content": [{"type": "tool_use", **call}]}
+    counts = {"model": "m", "messages": [*FRANCE, asked_for, looked_at()], "thinking": {"type": "adaptive"}}
+    chat = {"messages": [*FRANCE, {"role": "assistant", "content": "", "tool_calls": [{"function": {
+        "name": "look", "arguments": "{}"}}]}, {"role": "tool", "content": [as_url(PNG)]}], **LIKELIEST}
+    status, value, _ = served.ask("/v1/chat/completions", chat)
+    answer = served.ask("/v1/messages", counts | LIKELIEST)[1]
+    assert status == 200 and sum(answer["usage"].values()) == value["usage"]["total_tokens"]
+    assert answer["content"][-1]["text"] == value["choices"][0]["message"]["content"]
+    assert served.ask("/v1/messages/count_tokens", counts)[1] == {"input_tokens": value["usage"]["prompt_tokens"]}
+
+
 def test_models_and_templates(served, model, demo):
     assert served.ask("/v1/models")[1]["data"][0]["input_modalities"] == ["text", "image"]
     assert f"{MARK}What is this?" in served.ask("/apply-template", {"messages": [asked(as_url(PNG))]})[1]["prompt"]
@@ -244,7 +265,8 @@ def test_clients_that_leave_before_their_answer_begins(model, held):
     ("/v1/responses", {"messages": None, "input": [asked({"type": "input_image", "image_url": url_of(PNG)})]}),
     ("/v1/responses", {"input": [{"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"}, {
         "type": "function_call_output", "call_id": "a", "content": "text", "output": [
-            {"type": "input_image", "image_url": url_of(PNG)}]}]})])
+            {"type": "input_image", "image_url": url_of(PNG)}]}]}),
+    ("/v1/messages", {"model": "m", "messages": [*FRANCE, looked_at()]})])
 def test_one_request_at_a_time_decodes_pictures(served, monkeypatch, path, body):
     """Wherever in the body they stand: a decoded one may take 200 MB."""
     def decode(url):

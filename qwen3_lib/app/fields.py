@@ -88,6 +88,13 @@ def flag(body: Body, name: str) -> bool:
     return value
 
 
+def object_in(body: Body, name: str) -> Body:
+    """The object in a field; an empty one where there is none."""
+    if not isinstance(value := body.get(name), dict | None):
+        raise Refusal(400, f"{name} must be an object", name)
+    return value or {}
+
+
 def whole(body: Body, name: str, default: int, low: int, high: int) -> int:
     value = body.get(name, default)
     if not is_whole(value, low) or value > high:

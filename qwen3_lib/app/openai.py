@@ -21,7 +21,8 @@ from qwen3_lib.generation.schema import Grammar, calls_grammar, grammar_of, lark
 from qwen3_lib.io.errors import brief, is_whole, parse_json
 from qwen3_lib.io.pictures import is_data_url, picture_at, picture_of
 from qwen3_lib.app.fields import (CHAT, COMPLETION_FIELDS, LONGEST_SALT, MOST_CHOICES, MOST_LOGPROBS, MOST_PROMPTS,
-                                  Body, Refusal, body_options, flag, known, must_generate, whole)
+                                  Body, Refusal, body_options, flag, known, must_generate, object_in,
+                                  whole)
 from qwen3_vision import Picture, prompt_ids
 from tokenizer_utils import PICTURES, checked_messages, with_system
 
@@ -58,25 +59,23 @@ class GenerationRequest:
     tools: list[dict[str, Any]] | None = None
     one_call: bool = False  # at most one call of a tool
     pictures: Sequence[Picture] = ()  # of the prompts: they live as long as something holds them
+    model_name: str = ""  # by which the answer calls the model; empty: its own
 
 
 def request_of(kind: str, body: Body, prompts: list[list[int]], options: AnswerOptions,
                longest: int, echoes: Sequence[str] = (), **more: Any) -> GenerationRequest:
     """The GenerationRequest of either kind. Each of a prompt's n answers has a seed of its own."""
     n = whole(body, "n", 1, 1, MOST_CHOICES)
-    if "stream_options" in body and not isinstance(body["stream_options"], dict):
-        raise Refusal(400, "stream_options must be an object", "stream_options")
     field = "messages" if kind == "chat" else "prompt"
     for prompt in prompts:
         if len(prompt) >= longest:
-            raise Refusal(400, f"the prompt has {len(prompt)} tokens and leaves no room for an answer: the context has "
-                          f"{longest} tokens, and the prompt is {len(prompt) + 1 - longest} tokens too long", field,
-                          "context_length_exceeded")
+            raise Refusal(400, f"prompt is too long: {len(prompt)} tokens > {longest - 1} maximum", field,
+                          "context_length_exceeded")  # in the words by which agents know that they must shorten it
     if not isinstance(salt := body.get("cache_salt", ""), str) or len(salt) > LONGEST_SALT:
         raise Refusal(400, f"cache_salt must be a text of at most {LONGEST_SALT:,} characters", "cache_salt")
     each = [options if options.seed is None else replace(options, seed=options.seed + i) for i in range(n)]
     return GenerationRequest(kind, n, [(prompt, one) for prompt in prompts for one in each], flag(body, "stream"),
-                             flag(body.get("stream_options", {}), "include_usage"), sum(map(len, prompts)), salt,
+                             flag(object_in(body, "stream_options"), "include_usage"), sum(map(len, prompts)), salt,
                              [echo for echo in echoes for _ in range(n)], **more)
 
 
@@ -162,12 +161,30 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
         raise Refusal(400, str(error), "tools" if forced or schema is None else field) from error
 
 
-def system_first(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The messages with one system message, the first, which has the texts of all."""
-    contents = [message["content"] for message in messages if message["role"] == "system"]
-    texts = [text if isinstance(text, str) else "".join(part["text"] for part in text) for text in contents]
-    others = [message for message in messages if message["role"] != "system"]
-    return [{"role": "system", "content": "\n\n".join(texts)}, *others]
+def with_one_system_message(messages: list[Value]) -> list[Value]:
+    """The messages, of which the first may be a system message, and no other.
+
+    Further ones first join the first; later ones join the user's message or the result of a tool before them, or after
+    an assistant's message the next one. What they join doesn't depend on what follows, so that the prompt of a
+    conversation that goes on begins as before.
+    """
+    found, noted = list[Value](), False  # noted: the last one is a system message after an assistant's
+    for message in messages:
+        if message["role"] == "system" and found and found[-1]["role"] != "assistant":
+            found[-1] = found[-1] | {"content": both(found[-1], message)}
+        elif message["role"] == "system":
+            noted = bool(found)
+            found.append(message | {"role": "user"} if noted else message)
+        else:
+            joins, noted = noted and message["role"] != "assistant", False
+            found.append(message | {"content": both(found.pop(), message)} if joins else message)
+    return found
+
+
+def both(first: Value, second: Value) -> list[Value]:
+    """The contents of two messages as one, with a blank line between them."""
+    return [part for each in (first["content"], "\n\n", second["content"])
+            for part in ([{"type": "text", "text": each}] if isinstance(each, str) else each)]
 
 
 def image_reader(door: Door) -> Callable[[Value], Any]:
@@ -191,6 +208,20 @@ def image_reader(door: Door) -> Callable[[Value], Any]:
     return image_of
 
 
+def with_arguments(message: Value, where: str) -> Value:
+    """The message, whose calls have their arguments as values: clients write JSON with other spaces than the model."""
+    def with_values(call: Value) -> Value:
+        function = call.get("function", call)
+        if not isinstance(arguments := function["arguments"], str):
+            return call
+        values = parse_json(arguments.strip() or "{}", f"{where}: the arguments of a tool call")
+        function = function | {"arguments": values if isinstance(values, dict) else arguments}
+        return call | {"function": function} if "function" in call else function
+
+    calls = message.get("tool_calls")
+    return message | {"tool_calls": [*map(with_values, calls)]} if isinstance(calls, list) else message
+
+
 def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
                 think: bool | None = None) -> tuple[str, list[Picture]]:
     """The text of a conversation, and its pictures. If it ends with the assistant's turn, the answer goes on there.
@@ -200,10 +231,7 @@ def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
     messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body, think)
     if (n := sum(1 + len(message.get("tool_calls") or ()) for message in messages)) > MOST_MESSAGES:
         raise Refusal(400, f"messages: {n:,} messages and calls; at most {MOST_MESSAGES:,} are taken", "messages")
-    for i, message in enumerate(messages):
-        for call in message.get("tool_calls") or ():
-            if isinstance(arguments := call.get("function", call)["arguments"], str):
-                parse_json(arguments, f"messages: message {i}: the arguments of a tool call")
+    messages = [with_arguments(message, f"messages: message {i}") for i, message in enumerate(messages)]
     try:
         messages, pictures = messages_and_pictures(model, messages, bool(kwargs.get("add_vision_id")), door.max_pixels,
                                                    image_reader(door), door.longest)
@@ -225,7 +253,7 @@ def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
     except InputError:
         if all(message["role"] != "system" for message in messages[1:]):
             raise
-        text = rendered(system_first(messages))  # Qwen3.5's template refuses a system message that isn't the first
+        text = rendered(with_one_system_message(messages))  # Qwen3.5 refuses a system message in the middle
     return text.rstrip().removesuffix("<|im_end|>") if prefill else text, pictures
 
 

@@ -35,7 +35,7 @@ class StoppingReader(AnswerReader):
 
     def __init__(self, *args: Any, stop: Sequence[str] = ()):
         super().__init__(*args)
-        self.stop, self.stopped = sorted(stop), False
+        self.stop, self.stopped = sorted(stop), ""  # stopped: the text that has ended it
 
     def push(self, text: str, token: int | None = None, ended: bool = False) -> list[tuple[str, str]]:
         return super().push("" if self.stopped else text, token, ended)
@@ -43,10 +43,12 @@ class StoppingReader(AnswerReader):
     def step(self, ended: bool) -> bool:
         if self.state in ("start", "thinking"):
             return super().step(ended)
-        if ends := [(at + len(text), at) for text in self.stop if (at := self.held.find(text)) >= 0]:
-            self.held, self.stopped = self.held[:min(ends)[1]], True  # the first complete one, of two the longer
-        certain = len(self.held) - (0 if ended or self.stopped else held_back(self.held, self.stop))
+        if ends := [(at + len(text), at, text) for text in self.stop if (at := self.held.find(text)) >= 0]:
+            _, at, self.stopped = min(ends)  # the first complete one, of two the longer
+            self.held = self.held[:at]
+        ended = ended or bool(self.stopped)
+        certain = len(self.held) - (0 if ended else held_back(self.held, self.stop))
         self.held, rest = self.held[:certain], self.held[certain:]
-        again = bool(self.held) and super().step(ended or self.stopped)
+        again = bool(self.held) and super().step(ended)
         self.held += rest
         return again

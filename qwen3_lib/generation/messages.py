@@ -35,8 +35,7 @@ def encoded(tokenizer: Tokenizer, text: str, room: int, add_special_tokens: bool
             text = text[:end]
             break
         if n > room:
-            raise TooLong(f"the text has {len(text):,} characters; the first {min(end, len(text)):,} are too many for "
-                          f"the context of {room:,} tokens")
+            raise TooLong(f"prompt is too long: more than {n} tokens > {room} maximum")
     return tokenizer.encode(text, add_special_tokens)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 from qwen3 import Model
 from qwen3_lib.generation.processors import TokenLogprob
+from qwen3_lib.app.fields import Refusal
 from qwen3_lib.app.openai import GenerationRequest, Value
 from qwen3_lib.app.objects import call_object, chat_choice, chat_logprobs, object_of, reason_of, usage_of
 from qwen3_lib.server.worker import Job
@@ -18,6 +19,11 @@ encode = json.JSONEncoder(ensure_ascii=False).encode  # json.dumps would make an
 def event(value: Value) -> str:
     """An event of a stream."""
     return f"data: {encode(value)}\n\n"
+
+
+def typed_event(value: Value) -> str:
+    """An event that bears its type as its name, too."""
+    return f"event: {value['type']}\n{event(value)}"
 
 
 class Reply:
@@ -53,6 +59,14 @@ class Reply:
         cached = sum(job.completion.cached_tokens for job in self.jobs[::self.asked.n])
         n_thought = sum(job.completion.reasoning_tokens for job in self.jobs)
         return usage_of(self.asked.n_prompt, n_answer, n_thought) | {"prompt_tokens_details": {"cached_tokens": cached}}
+
+    def ping(self) -> str:
+        """What a stream has in a silent time: a comment."""
+        return ": the answer is being computed\n\n"
+
+    def failed(self, error: Refusal) -> str:
+        """The last event of a stream that fails."""
+        return event(error.value)
 
     def end(self) -> Iterator[str]:
         """The last events of a stream."""

@@ -8,10 +8,10 @@ from typing import Any
 
 from qwen3 import InputError, Model
 
-from qwen3_lib.app.fields import SHARED_FIELDS, Body, Refusal, as_sent, known, sent_names
+from qwen3_lib.app.fields import SHARED_FIELDS, Body, Refusal, as_sent, known, object_in, sent_names
 from qwen3_lib.app.openai import Door, GenerationRequest, Value, chat_request
 from qwen3_lib.io.errors import brief, parse_json
-from qwen3_lib.server.replies import ChatReply, encode
+from qwen3_lib.server.replies import ChatReply, typed_event
 from qwen3_lib.server.worker import Job
 from tokenizer_utils import check_parts, with_system
 
@@ -37,7 +37,7 @@ def responses_request(model: Model, body: Body, door: Door) -> GenerationRequest
 def as_chat(body: Body) -> Body:
     """A request as one to /v1/chat/completions. Raises Refusal for what a chat can't hold."""
     body = known(body, FIELDS)
-    given, form = body.get("input"), body.get("text", {})
+    given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
     if not isinstance(items, list):
         raise Refusal(400, "input must be a text or a list of items", "input")
@@ -48,12 +48,9 @@ def as_chat(body: Body) -> Body:
         "messages": with_system(messages, body.get("instructions"))}
     if "tools" in body:
         chat["tools"] = chat_tools(body["tools"])
-    for name, value in (("reasoning", body.get("reasoning", {})), ("text", form)):
-        if not isinstance(value, dict):
-            raise Refusal(400, f"{name} must be an object", name)
-    if (effort := body.get("reasoning", {}).get("effort")) is not None:
+    if (effort := object_in(body, "reasoning").get("effort")) is not None:
         chat["reasoning_effort"] = effort
-    if isinstance(form := form.get("format"), dict):
+    if isinstance(form := object_in(body, "text").get("format"), dict):
         inner = {key: value for key, value in form.items() if key != "type"}
         chat["response_format"] = {"type": form.get("type"), "json_schema": inner} | inner
     return chat
@@ -121,7 +118,7 @@ class Response(ChatReply):
     def event(self, kind: str, **fields: Any) -> str:
         value = {"type": f"response.{kind}", "sequence_number": self.n_events, **fields}
         self.n_events += 1
-        return f"event: {value['type']}\ndata: {encode(value)}\n\n"
+        return typed_event(value)
 
     @property
     def status(self) -> str:
@@ -142,6 +139,14 @@ class Response(ChatReply):
     def first(self, i: int) -> Iterator[str]:
         for kind in ("created", "in_progress"):
             yield self.event(kind, response=self.response() | {"status": "in_progress"})
+
+    def ping(self) -> str:
+        """An event: Codex doesn't count comments."""
+        return self.event("in_progress", response=self.response())
+
+    def failed(self, error: Refusal) -> str:
+        told = {"code": error.code or "server_error", "message": error.value["error"]["message"]}
+        return self.event("failed", response=self.response() | {"status": "failed", "error": told})
 
     def opened(self, kind: str, **fields: Any) -> Iterator[str]:
         """The events of a new item, after the end of the one before."""

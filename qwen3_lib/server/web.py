@@ -35,7 +35,7 @@ from qwen3_lib.app.terminal import note
 from qwen3_lib.io.errors import brief, is_whole, parse_json
 from qwen3_lib.generation.messages import encoded
 from qwen3_lib.page.page import joined
-from qwen3_lib.server import responses
+from qwen3_lib.server import messages, responses
 from qwen3_lib.server.replies import ChatReply, Reply, event
 from qwen3_lib.server.transcriptions import Ears, Speech
 from qwen3_lib.server.vetting import Grammars
@@ -49,11 +49,13 @@ MOST_COMMAS = 2**19  # in a body: parsing millions of small values would hold up
 THREADS = 64  # for what requests compute beside the event loop and the model
 CHAT_PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
                       "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify")
-REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "text": Reply, "response": responses.Response}
+REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "text": Reply, "response": responses.Response,
+                                  "message": messages.MessageReply}
 EMBEDDING_FIELDS = ("input", "instruction", "dimensions", "encoding_format", "truncate")  # fields of /v1/embeddings
 SCORES = ("query", "documents", "texts", "instruction", "top_n", "return_documents", "return_text", "truncate")
-FOREIGN = {"/api/": "Ollama's", "/v1/messages": "Anthropic's", "/v1beta/": "Gemini's"}  # beginnings of paths
-SPOKEN = "this server speaks OpenAI's API, at /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings, ..."
+FOREIGN = {"/api/": "Ollama's", "/v1beta/": "Gemini's"}  # beginnings of paths
+SPOKEN = "this server speaks OpenAI's API, at /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings, ..., " \
+         "and Anthropic's, at /v1/messages"
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 
@@ -105,7 +107,7 @@ class AuthMiddleware:
         if scope["type"] != "http" or (refusal := self.refusal(Request(scope))) is None:
             await self.app(scope, receive, send)
         else:
-            await refusal_response(refusal)(scope, receive, send)
+            await refusal_response(refusal, scope)(scope, receive, send)
 
     def refusal(self, request: Request) -> Refusal | None:
         host, origin = request.headers.get("host", ""), request.headers.get("origin")
@@ -118,14 +120,15 @@ class AuthMiddleware:
         # Not request.url.path, which older versions of starlette make from the header Host.
         if self.limits.key is not None and request.scope["path"] not in ("/", "/health"):
             scheme, _, given = request.headers.get("authorization", "").partition(" ")
-            right = hmac.compare_digest(given.strip(" ").encode("latin-1"), self.limits.key.encode())
-            if scheme.lower() != "bearer" or not right:
+            keys = [given.strip(" ")] * (scheme.lower() == "bearer") + [request.headers.get("x-api-key", "")]
+            if not any([hmac.compare_digest(key.encode("latin-1"), self.limits.key.encode()) for key in keys]):
                 return Refusal(401, "wrong or missing API key", code="invalid_api_key")
         return None
 
 
-def refusal_response(error: Refusal) -> JSONResponse:
-    return JSONResponse(error.value, error.status, error.headers)
+def refusal_response(error: Refusal, scope: Scope) -> JSONResponse:
+    value = messages.error_value(error) if scope["path"].startswith("/v1/messages") else error.value
+    return JSONResponse(value, error.status, error.headers)
 
 
 async def body_of(request: Request) -> Body:
@@ -192,17 +195,17 @@ class EventStream(StreamingResponse):
             await jobs[0].news.wait()
             jobs[0].news.clear()
             if time.monotonic() > ends_at:
-                return await write(event(out_of_time(self.seconds).value))
+                return await write(reply.failed(out_of_time(self.seconds)))
             parts = list[str]()
             for i in sorted(running):
                 if (error := jobs[i].error) is not None:
-                    return await write("".join(parts) + event(as_refusal(error, self.worker).value))
+                    return await write("".join(parts) + reply.failed(as_refusal(error, self.worker)))
                 parts += reply.chunks(i, jobs[i])
                 if jobs[i].ended:
                     running.remove(i)
             parts += () if running else reply.end()
             if parts or self.due:  # at most one write for each step
-                await write("".join(parts) or ": the answer is being computed\n\n")
+                await write("".join(parts) or reply.ping())
 
 
 class SpeechStream(EventStream):
@@ -236,10 +239,13 @@ async def in_time(ends_at: float, seconds: float) -> AsyncIterator[None]:
 
 
 def shows_pictures(body: Body) -> bool:
-    """Whether a message of a chat, or an item of a response's input, holds a picture."""
+    """Whether a message, a result of a tool in it, or an item of a response's input holds a picture."""
     items = [each for name in ("messages", "input") if isinstance(body.get(name), list) for each in body[name]]
     contents = [each.get(name) for each in items if isinstance(each, dict) for name in ("content", "output")]
-    return any(is_picture(part) for content in contents if isinstance(content, list) for part in content)
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    inner = [each for part in parts if isinstance(part, dict) and isinstance(part.get("content"), list)
+             for each in part["content"]]
+    return any(map(is_picture, [*parts, *inner]))
 
 
 async def all_ended(jobs: list[Job]) -> None:
@@ -291,7 +297,8 @@ def prompt_text(model: Model, body: Body, door: Door) -> Body:
 
 ANSWERS: dict[str, Callable[[Model, Body, Door], Any]] = {  # path -> what makes of its body a request, or the answer
     "/v1/chat/completions": chat_request, "/v1/completions": text_request,
-    "/v1/responses": responses.responses_request, "/tokenize": tokens_of, "/detokenize": text_of,
+    "/v1/responses": responses.responses_request, "/v1/messages": messages.messages_request,
+    "/v1/messages/count_tokens": messages.count_tokens, "/tokenize": tokens_of, "/detokenize": text_of,
     "/apply-template": prompt_text}
 
 
@@ -377,17 +384,23 @@ class Server:
                 return PlainTextResponse(whole) if isinstance(whole, str) else JSONResponse(whole)
 
     async def models(self, request: Request) -> Response:
-        model = self.worker.model
+        """The one model, with the fields of OpenAI's form and of Anthropic's."""
+        model, day = self.worker.model, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started))
         about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
                  "max_model_len": self.longest, "input_modalities": [
-                     "text", *["image"] * sees(model), *["audio"] * hears(model)]}
+                     "text", *["image"] * sees(model), *["audio"] * hears(model)],
+                 "type": "model", "display_name": self.name, "created_at": day, "max_input_tokens": self.longest}
         if (wanted := request.path_params.get("name", self.name)) != self.name:
             raise Refusal(404, f"there is no model {brief(wanted)}, but {self.name}", "model", "model_not_found")
-        return JSONResponse(about if request.path_params else {"object": "list", "data": [about]})
+        return JSONResponse(about if request.path_params else {
+            "object": "list", "data": [about], "has_more": False, "first_id": self.name, "last_id": self.name})
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(CHAT_PAGE, headers={"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer",
                                            "X-Content-Type-Options": "nosniff"})
+
+    async def hello(self, request: Request) -> Response:
+        return Response()  # Claude Code asks for it again and again
 
     async def health(self, request: Request) -> Response:
         return JSONResponse({"status": "ok", "model": self.name})
@@ -479,23 +492,23 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
         if error.status_code == 404:
             whose = next((f", which is {whose}" for begin, whose in FOREIGN.items() if path.startswith(begin)), "")
             what = f"there is no {path}{whose}: {SPOKEN}"
-        return refusal_response(Refusal(error.status_code, what, headers=error.headers))
+        return refusal_response(Refusal(error.status_code, what, headers=error.headers), request.scope)
 
     async def on_error(request: Request, error: Exception) -> Response:
-        return refusal_response(as_refusal(error, worker))
+        return refusal_response(as_refusal(error, worker), request.scope)
 
     async def on_gone(request: Request, error: Exception) -> Response:
         return Response(status_code=499)  # nobody reads it
 
     async def on_failure(request: Request, error: Exception) -> Response:
         log.error("a request to %s has failed", brief(request.scope["path"]), exc_info=error)
-        return refusal_response(Refusal(500, "the server has failed at this request"))
+        return refusal_response(Refusal(500, "the server has failed at this request"), request.scope)
 
     posts = {path: partial(server.asked, answer=answer) for path, answer in ANSWERS.items()} | {
         "/v1/audio/transcriptions": server.transcriptions, "/v1/embeddings": server.embeddings,
         "/v1/rerank": server.rerank, "/rerank": server.rerank}
     gets = {"/": server.page, "/v1/models": server.models, "/v1/models/{name:path}": server.models,
-            "/health": server.health, "/metrics": server.metrics}
+            "/health": server.health, "/api/hello": server.hello, "/metrics": server.metrics}
     middleware = [Middleware(AuthMiddleware, limits=limits)]
     if limits.origins:
         middleware.insert(0, Middleware(CORSMiddleware, allow_origins=[*limits.origins], allow_methods=["*"],

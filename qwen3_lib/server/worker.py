@@ -22,7 +22,7 @@ from qwen3_lib.app.fields import Refusal
 from qwen3_lib.app.objects import reason_of
 from qwen3_lib.generation.batch import Batch
 
-SIGN_OF_LIFE = 5.0  # seconds without news until a stream gets a comment
+SIGN_OF_LIFE = 10.0  # seconds without news until a stream gets a sign of life
 
 
 def stopping() -> Refusal:
@@ -30,7 +30,8 @@ def stopping() -> Refusal:
 
 
 def out_of_time(seconds: float) -> Refusal:
-    return Refusal(504, f"the answer was not finished within {seconds:g} seconds", code="timeout")
+    return Refusal(504, f"the answer was not finished within {seconds:g} seconds", code="timeout",
+                   headers={"x-should-retry": "false"})  # OpenAI's and Anthropic's clients would ask again
 
 
 @dataclass(eq=False)

@@ -320,7 +320,7 @@ def test_files_for_gpus(tmp_path, case, changes, words):
     else:
         quantize_model(path, pack, settings)
         change_tensors(path, **changes)
-    assert_one_line(message_of(qwen3.load_model, path), words)
+    assert_one_line(message_of(qwen3.load_model, path), words, "take a GGUF file, FP8, or the model in bfloat16")
 
 
 def test_a_mixture_of_experts(tmp_path):

@@ -418,7 +418,7 @@ def unpacked(stored: Mapping[str, Tensor], method: str, schemes: list[Settings],
     others = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES}
     if left := [f"{name} is {dtype}" for name, dtype in others.items() if name.endswith(".weight")]:
         raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.keys[0]}: "
-                         f"{some(left)}")
+                         f"{some(left)}; {TAKE}")
     return {name: tensor for name, tensor in tensors.items() if name not in others}  # without masks and other buffers
 
 

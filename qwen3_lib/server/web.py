@@ -4,6 +4,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import gc
 import hmac
 import json
 import re
@@ -44,8 +45,8 @@ from qwen3_vision import sees
 from tokenizer_utils import is_picture
 
 LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body; seconds until it comes
-LARGE_BODY = 2**17  # bytes; a larger one waits for others that are: checking it may take a second of Python
-MOST_COMMAS = 2**19  # in a body: parsing millions of small values would hold up the others for seconds
+LARGE_BODY = 2**17  # bytes; a larger one waits for others that are: reading it may take a second of Python
+MOST_VALUES = 2**19  # commas and brackets in a body: parsing millions of small values would hold up the others
 THREADS = 64  # for what requests compute beside the event loop and the model
 CHAT_PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
                       "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify")
@@ -131,8 +132,8 @@ def refusal_response(error: Refusal, scope: Scope) -> JSONResponse:
     return JSONResponse(value, error.status, error.headers)
 
 
-async def body_of(request: Request) -> Body:
-    """The JSON object of a request. Raises Refusal if it is too large, too slow, or none."""
+async def content_of(request: Request) -> bytearray:
+    """The body of a request. Raises Refusal if it is too large or too slow."""
     content = bytearray()
     try:
         async with asyncio.timeout(BODY_SECONDS):
@@ -142,9 +143,14 @@ async def body_of(request: Request) -> Body:
                     raise Refusal(413, f"the body has more than {LARGEST_BODY} bytes")
     except TimeoutError as error:
         raise Refusal(408, f"the body has not come within {BODY_SECONDS} seconds") from error
-    request.scope["is_large"] = len(content) > LARGE_BODY
-    if (n := content.count(b",")) > MOST_COMMAS:
-        raise Refusal(413, f"the body has {n:,} commas; at most {MOST_COMMAS:,} are taken")
+    if (n := sum(map(content.count, (b",", b"[", b"{")))) > MOST_VALUES:
+        raise Refusal(413, f"the body has {n:,} commas and brackets; at most {MOST_VALUES:,} are taken")
+    return content
+
+
+def body_in(content: bytearray) -> Body:
+    """The JSON object that a body is. Raises Refusal if it is none."""
+    gc.disable()  # it would look again and again at all that is read, four times as long as reading takes
     try:
         text = content.decode("utf-8-sig")
         body = parse_json(text, "the body")
@@ -152,6 +158,8 @@ async def body_of(request: Request) -> Body:
             json.dumps(body, ensure_ascii=False).encode()
     except (UnicodeError, RecursionError) as error:
         raise Refusal(400, f"the body: not valid JSON in Unicode: {brief(error)}") from error
+    finally:
+        gc.enable()
     if not isinstance(body, dict):
         raise Refusal(400, "the body must be a JSON object")
     return body
@@ -308,7 +316,7 @@ class Server:
     def __init__(self, worker: Worker, limits: Limits):
         self.worker, self.limits, self.started = worker, limits, int(time.time())
         self.grammars = Grammars()
-        self.large = ThreadPoolExecutor(1)  # checks large bodies
+        self.large = ThreadPoolExecutor(1)  # reads and checks large bodies
         self.eyes = ThreadPoolExecutor(1)  # takes requests with pictures, one after another, in the same memory
         self.ears = Ears(worker.queue_size)
 
@@ -318,17 +326,34 @@ class Server:
 
     async def asked(self, request: Request, answer: Callable[[Model, Body, Door], Any]) -> Response:
         """The response of a function of ANSWERS, which runs beside the event loop."""
-        model, body, began = self.worker.model, await body_of(request), time.monotonic()
+        model, content, began = self.worker.model, await content_of(request), time.monotonic()
+        door = Door(self.longest, max_pixels=self.limits.max_pixels, matchers=self.grammars.matchers)
+        sent: Body = {}  # the names of the fields
+
+        def read() -> Any:
+            body = body_in(content)
+            sent.update(dict.fromkeys(body))
+            work = partial(answer, model, body, door)
+            return work if shows_pictures(body) else work()
+
         try:
-            door = Door(self.longest, max_pixels=self.limits.max_pixels, matchers=self.grammars.matchers)
-            threads = self.eyes if shows_pictures(body) else self.large if request.scope["is_large"] else None
-            value = await self.unless_over(request, asyncio.get_running_loop().run_in_executor(
-                threads, answer, model, body, door))
+            value = await self.unless_over(request, self.run(content, read))
+            if isinstance(value, partial):
+                value = await self.unless_over(request, asyncio.get_running_loop().run_in_executor(self.eyes, value))
             if isinstance(value, GenerationRequest):
                 return await self.generated(request, value, began)
             return JSONResponse(value)
         except InputError as error:
-            raise as_refusal(error, self.worker, body) from None
+            raise as_refusal(error, self.worker, sent) from None
+
+    def run(self, content: bytearray, read: Callable[[], Any]) -> Awaitable[Any]:
+        """The result of a function that reads a body: large ones one after another, and none in the event loop."""
+        return asyncio.get_running_loop().run_in_executor(self.large if len(content) > LARGE_BODY else None, read)
+
+    async def body_of(self, request: Request) -> Body:
+        """The JSON object of a request."""
+        content = await content_of(request)
+        return await self.run(content, partial(body_in, content))  # type: ignore[no-any-return]
 
     async def unless_over(self, request: Request, work: Awaitable[Any]) -> Any:
         """The result of `work`. Raises ClientDisconnect if the client leaves before, Refusal if the server ends."""
@@ -408,7 +433,7 @@ class Server:
     # ---- Vectors and scores ------------------------------------------------------------------------------------------
 
     async def embeddings(self, request: Request) -> Response:
-        model, body = self.worker.model, known(await body_of(request), EMBEDDING_FIELDS)
+        model, body = self.worker.model, known(await self.body_of(request), EMBEDDING_FIELDS)
         given, form = body.get("input"), body.get("encoding_format", "float")
         texts = [given] if isinstance(given, str) else given
         if form not in ("float", "base64"):
@@ -445,7 +470,7 @@ class Server:
 
     async def rerank(self, request: Request) -> Response:
         """Jina's and Cohere's form, or with "texts" that of TEI."""
-        body = known(await body_of(request), SCORES)
+        body = known(await self.body_of(request), SCORES)
         given = body.get("texts", body.get("documents"))
         documents: list[Any] = given if isinstance(given, list) else []
         scores = await self.scores(body, documents)

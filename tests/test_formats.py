@@ -18,7 +18,7 @@ from published import WHOLE_GROUPS as CONFIG
 from qwen3 import Tensor, to_float32
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings
-from qwen3_lib.io.tensors import PackedTensor, rows_of, to_bfloat16
+from qwen3_lib.io.tensors import Blocks, PackedTensor, both_ends, rows_of, to_bfloat16
 from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q4_K, Q5_1, ROUNDED, WEIGHT
 from qwen3_lib.kernels.packing import Packer
 from test_qwen3_moe import MOE
@@ -200,6 +200,18 @@ def test_bfloat16_is_the_nearest():
     assert np.array_equal(ours[numbers], theirs[numbers])
     assert np.isnan((ours[~numbers].astype(np.uint32) << 16).view(np.float32)).all()
 
+
+def test_the_ends_of_a_packed_matrix():
+    """Those of its numbers; rows are asked for from multiples of 32 on, where words of every width begin."""
+    values = np.random.default_rng(0).standard_normal((300, 128)).astype(np.float32)
+
+    def blocks(start, stop):
+        assert start % 32 == 0
+        return Blocks(values[start:stop])
+
+    expected = values.ravel()[:1024].tobytes() + values.ravel()[-1024:].tobytes()
+    for tensor in Tensor("F32", values, None), PackedTensor("F32", values.shape, blocks, None, 4):
+        assert both_ends(tensor) == expected
 
 
 SCALES = {  # a matrix's scales, and whether the fast engine can hold them; None: rounded

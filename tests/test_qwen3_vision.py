@@ -419,6 +419,10 @@ def test_messages_that_are_refused(model):
 
 
 def test_a_model_that_reads_only(demo):
+    """A text without pictures may have the token of a picture, as in transformers."""
+    messages = [{"role": "user", "content": "What is <|image_pad|>?"}]
+    expected = demo.tokenizer.encode(demo.tokenizer.apply_chat_template(messages), False)
+    assert demo.tokenizer.token_to_id("<|image_pad|>") in expected and prompt_of(demo, *messages) == expected
     assert "the model can't see" in message_of(qwen3.chat, demo, [asked("What?", PICTURES[0].tolist())])
 
 

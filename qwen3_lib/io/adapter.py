@@ -152,7 +152,6 @@ class Change(NamedTuple):
 
 def adapted(base: AnyTensor, change: Change) -> PackedTensor:
     """The matrix with its change, computed whenever its data is read, so that it is in memory only once."""
-    @np.errstate(all="ignore")  # infinity and NaN are reported once they have reached the logits
     def blocks(start: int, stop: int) -> Blocks:
         product = change.scale * (change.b[start:stop].astype(np.float64) @ change.a)  # whose order of sums is unknown
         return Blocks(np.add(rows_of(base, start, stop), product).astype(np.float32))

@@ -144,8 +144,6 @@ def convolve(crew, number, job):
     taps, channels = conv.shape
     mine = part_of((channels + 15) // 16, crew)
     start, end = mine.start * 16, min(mine.stop * 16, channels)
-    if start >= end:
-        return
     for s in range(len(runs)):
         first, stop = runs[s].first, runs[s].end
         if first == stop:  # it has no token in this pass

@@ -91,9 +91,9 @@ def load_weights(source: Source, quantize: str | None = None, threads: int | Non
     With activations "bf16", vectors are rounded to bf16 before they are multiplied with a matrix of BF16. With "f32",
     a matrix that an adapter has changed becomes F32: rounded to BF16, many of a small adapter's changes would be lost.
 
-    A published packed matrix of 8 bits becomes INT8 where INT8 holds its very numbers, else the nearest BF16; one of 4
-    or 5 bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K and Q6_K stay as
-    they are.
+    A published packed matrix of 6 or 8 bits becomes INT8 or Q8_1 where these hold its very numbers, else the nearest
+    BF16; one of fewer bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K
+    and Q6_K stay as they are.
     """
     saved, kind, config = source.saved, kind_for(source.kind), source.config
     if saved is not None and quantize not in (None, saved.format):

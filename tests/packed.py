@@ -15,14 +15,14 @@ from helpers import change_stored
 from qwen3_lib.io.tensors import Blocks, PackedTensor
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, F16, F32, GROUP16_BYTES, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K,
-                                      Q6_K, ROUNDED, WEIGHT, address_table, is_packed, packed_shape, padded)
+                                      Q6_K, Q8_1, ROUNDED, WEIGHT, address_table, is_packed, packed_shape, padded)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer, matrix_rows
 
 FORMATS = {"f32": F32, "bf16": BF16, "bf16_rounded": ROUNDED, "f16": F16, "int8": INT8, "int5": INT5, "int4": INT4,
-           "q5_1": Q5_1, "q4_1": Q4_1, "q6_k": Q6_K, "q5_k": Q5_K, "q4_k": Q4_K, "q4_0": Q4_0}
+           "q8_1": Q8_1, "q5_1": Q5_1, "q4_1": Q4_1, "q6_k": Q6_K, "q5_k": Q5_K, "q4_k": Q4_K, "q4_0": Q4_0}
 FIVES = (INT5, Q5_1)
-MOST = {Q5_1: 31, Q4_1: 15, Q6_K: 63, Q5_K: 31, Q4_K: 15}
+MOST = {Q8_1: 255, Q5_1: 31, Q4_1: 15, Q6_K: 63, Q5_K: 31, Q4_K: 15}
 OF_GGUF = (Q6_K, Q5_K, Q4_K)
 
 
@@ -66,7 +66,7 @@ class FromPython:
 def stored(w: np.ndarray, form: int) -> tuple[np.ndarray, np.record]:
     """(the matrix as it lies in memory, its WEIGHT) of weights [rows, n]."""
     rows, n = w.shape
-    if form in (Q5_1, Q4_1) and rows > 0:
+    if form in (Q8_1, Q5_1, Q4_1) and rows > 0:
         data = blocks_of(*with_minima(w, MOST[form]), form)
     elif form == Q4_0 and rows > 0:
         data = blocks_of(*signed(w), None, form)
@@ -142,7 +142,7 @@ def published(whole: np.ndarray, scales: np.ndarray, minima: np.ndarray | None, 
     def blocks(start: int, stop: int) -> Blocks:
         return Blocks(whole[start:stop].copy(), scales[start:stop], None if minima is None else minima[start:stop])
 
-    bits = {INT8: 8, Q5_1: 5, Q4_1: 4, Q4_0: 4}[form]
+    bits = {INT8: 8, Q8_1: 6, Q5_1: 5, Q4_1: 4, Q4_0: 4}[form]
     return PackedTensor("BF16", whole.shape, blocks, mmap.mmap(-1, 4096), bits, group=32)
 
 
@@ -155,7 +155,7 @@ def load_model(path, quantize: str | None, threads: int, kv_dtype: str | None) -
         return fast.load_model(path, None, threads, kv_dtype, tokenizer=False,
                                activations="f32" if quantize is None else "bf16")
     form = FORMATS.get(quantize)
-    if form not in (Q5_1, Q4_1, Q4_0):
+    if form not in (Q8_1, Q5_1, Q4_1, Q4_0):
         return fast.load_model(path, quantize, threads, kv_dtype, tokenizer=False)
 
     def tensors(stored, source):
@@ -264,22 +264,25 @@ def unpacked_of_gguf(data: np.ndarray, form: int) -> np.ndarray:
 
 def unpacked(data: np.ndarray, form: int) -> tuple[np.ndarray, ...]:
     """(whole numbers [rows, columns], scales, zeros, minima [rows, groups]) of packed weights, padded."""
-    halves, n_fifths, n_minima = (1, 0, 0) if form == INT8 else (2, 256 * (form in FIVES), 256 * (form in (Q5_1, Q4_1)))
+    halves = 1 if form in (INT8, Q8_1) else 2
+    n_fifths, n_minima = 256 * (form in FIVES), 128 * halves * (form in (Q8_1, Q5_1, Q4_1))
     units = data.reshape(len(data), -1, 64 * halves + n_minima + n_fifths + 1024)  # [blocks, units, bytes]
     words = units[..., :64 * halves].copy().view(np.uint16).reshape(len(data), -1, 32).astype(np.int32)
     exponent, fraction = words >> 10, words & 1023
     scales = 2.0 ** (exponent + 80 - 127) * (1 + fraction / 1024)  # 6 and 10 bits
     zeros, minima = np.zeros((2, *words.shape))
-    if form == INT8:
+    if n_minima:
+        minima = units[..., 64 * halves:64 * halves + n_minima].copy().view(np.float32).reshape(words.shape)
+    if halves == 1:
         zeros[:] = 128
     elif n_minima:
-        minima = units[..., 128:384].copy().view(np.float32).reshape(words.shape)
+        pass
     elif form == Q4_0:
         scales, zeros = words.astype(np.uint16).view(np.float16).astype(np.float32), zeros + 8
     else:
         zeros = (6 + (words & 15) / 4) * (1 if form == INT4 else 2)
     values = units[..., -1024:].astype(np.int32).reshape(len(data), -1, 1, 8, 32, 4)
-    if form != INT8:
+    if halves == 2:
         values = np.concatenate([values & 15, values >> 4], axis=2)
     if form in FIVES:
         further = units[..., -1280:-1024].reshape(len(data), -1, 2, 32, 4)

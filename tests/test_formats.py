@@ -19,7 +19,7 @@ from qwen3 import Tensor, to_float32
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings
 from qwen3_lib.io.tensors import Blocks, PackedTensor, both_ends, rows_of, to_bfloat16
-from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q4_K, Q5_1, ROUNDED, WEIGHT
+from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q8_1, ROUNDED, WEIGHT
 from qwen3_lib.kernels.packing import Packer
 from test_qwen3_moe import MOE
 
@@ -49,14 +49,15 @@ def check(path, expected: dict[str, np.ndarray]) -> None:
 
 # Whose groups or numbers no format of the fast engine has.
 NEAREST = {"AWQ, groups of 16, GEMM": "int8", "GPTQ, act-order": "int8", "compressed-tensors, act-order": "int8",
-           "GPTQ, version 2, act-order, 8 bits": "bf16", "GPTQ, 8 bits, asymmetric": "bf16", "LLM.int8()": "bf16"} | {
-    case: "bf16" if "FP8" in case or "MLX" in case else "int8" for case in CASES
-    if any(part in case for part in ("FP8", "nf4", "MLX, 6", "MLX, 8"))}
+           "GPTQ, version 2, act-order, 8 bits": "bf16", "LLM.int8()": "bf16"} | {
+    case: "bf16" if "FP8" in case else "int8" for case in CASES
+    if any(part in case for part in ("FP8", "nf4"))}
 FROM_8_BELOW = ("GPTQ, 4 bits", "GPTQ, 2 bits, asymmetric", "GPTQ, one group", "GPTQ, mixed bits",
                 "auto-round, mixed bits")  # numbers from -8 to 7
 
 
-OF_5_BITS = "MLX, 5 bits", "MLX, mxfp4"
+WITH_MINIMA = {"MLX, 5 bits": Q5_1, "MLX, mxfp4": Q5_1, "MLX, 6 bits": Q8_1, "MLX, 8 bits": Q8_1,
+               "GPTQ, 8 bits, asymmetric": Q8_1}  # the others' is Q4_1
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -72,7 +73,7 @@ def test_packed_from_the_layout(tmp_path, case):
         kept = "int8" if "mixed" in case and len(values) == 192 else NEAREST.get(case)
         if "mixed bits" in case or kept is None:
             eight = "8 bits" in case or "mixed bits" in case and "down" in name
-            exact = INT8 if eight else Q4_0 if case in FROM_8_BELOW else Q5_1 if case in OF_5_BITS else Q4_1
+            exact = WITH_MINIMA.get(case, INT8 if eight else Q4_0 if case in FROM_8_BELOW else Q4_1)
             assert form == exact and np.array_equal(found, values), name
         elif kept == "int8":
             assert form == INT8 and is_nearest_int8(found, values), name
@@ -225,7 +226,7 @@ SCALES = {  # a matrix's scales, and whether the fast engine can hold them; None
 }
 
 
-@pytest.mark.parametrize("form, most", [(INT8, 127), (Q5_1, 15), (Q4_1, 7), (Q4_0, 7)])
+@pytest.mark.parametrize("form, most", [(INT8, 127), (Q8_1, 127), (Q5_1, 15), (Q4_1, 7), (Q4_0, 7)])
 @pytest.mark.parametrize("further", [0, 1])
 @pytest.mark.parametrize("case", SCALES)
 def test_scales_that_the_fast_engine_can_hold(case, form, most, further):
@@ -245,7 +246,7 @@ def test_scales_that_the_fast_engine_can_hold(case, form, most, further):
         assert np.array_equal(found, expected) if fits else np.allclose(found, expected, atol=(most + 1) * 2**-11)
 
 
-@pytest.mark.parametrize("form", [Q5_1, Q4_1])
+@pytest.mark.parametrize("form", [Q8_1, Q5_1, Q4_1])
 def test_minima_that_are_not_finite(form):
     """One among others, and the matrix doesn't fit."""
     whole, scales, minima = np.ones((32, 64), np.int16), np.ones((32, 2), np.float32), np.ones((32, 2), np.float32)

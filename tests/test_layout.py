@@ -23,7 +23,8 @@ guard_memory()
 missing, threads, n_forms, *folders = sys.argv[1:]
 real = memory.own_space
 memory.own_space = lambda *sizes: real(*sizes) - int(missing)
-forms = zip((None, None, "int8", "int4", "q5_1", "q4_1", "q4_0"), ("f32", "bf16", "int8", "f16", "bf16", "f16", "f32"))
+forms = zip((None, None, "int8", "int4", "q5_1", "q4_1", "q4_0", "q8_1"),
+            ("f32", "bf16", "int8", "f16", "bf16", "f16", "f32", "f16"))
 for folder, (quantize, kv_dtype) in itertools.product(folders, [*forms][:int(n_forms)]):
     model = load_model(folder, quantize, int(threads), kv_dtype)
     caches = [model.engine.new_cache(model.config) for _ in range(3)]
@@ -52,4 +53,4 @@ def test_nothing_beyond_its_arrays_is_touched(tmp_path):
     """All formats of weights and caches, odd sizes among them, and experts, in a batch, with guarded memory."""
     shapes = BASE, CASES["odd sizes"][0], CASES["group of 5, head_dim 24"][0], MOE, HYBRID, HYBRID_MOE
     folders = [make_random_model(config, tmp_path / str(i), "bfloat16") for i, config in enumerate(shapes)]
-    assert run(0, 3, 7, *folders) == (0, "as it should be\n", [])
+    assert run(0, 3, 8, *folders) == (0, "as it should be\n", [])

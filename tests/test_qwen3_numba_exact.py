@@ -50,7 +50,7 @@ def reference(tmp_path_factory):
 
 KV_DTYPES = ("f16", "bf16", "f32", "int8")
 FORMATS = (("bfloat16", None), ("float16", None), ("float32", None), ("bfloat16", "int8"), ("bfloat16", "int4"),
-           ("float32", "q5_1"), ("float32", "q4_1"), ("float32", "q4_0"), ("bfloat16", "rounded"))
+           ("float32", "q5_1"), ("float32", "q4_1"), ("float32", "q4_0"), ("bfloat16", "rounded"), ("float32", "q8_1"))
 
 
 # Experts with all formats, other shapes with half of them (of a hybrid, no matrices are published); with each cache.
@@ -144,7 +144,7 @@ sys.path[:0] = [{str(ROOT)!r}, {str(ROOT / "tests")!r}]
 import qwen3_numba as fast
 from packed import load_model
 for quantize, kv_dtype in ((None, "f16"), (None, "bf16"), ("int8", "int8"), ("int4", "f32"), ("q5_1", "f16"),
-                           ("q4_1", "f16"), ("rounded", "f16"), ("rounded", "bf16")):
+                           ("q4_1", "f16"), ("q8_1", "f16"), ("rounded", "f16"), ("rounded", "bf16")):
     model = load_model(sys.argv[1], quantize, 2, kv_dtype)
     logits = logits_of(model, [i * 7 % 311 for i in range(300)])
     print(quantize, kv_dtype, hashlib.sha256(logits.tobytes()).hexdigest())

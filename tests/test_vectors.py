@@ -11,8 +11,8 @@ from packed import FORMATS, packed_vectors, reference, stored
 from qwen3_lib.kernels import attention, cpu, objects, spread, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
-from qwen3_lib.kernels.layout import (BF16, F16, F32, GROUP16_BYTES, HALVES, HIGH_BITS, INT8, ROUNDED, VECTORS,
-                                      factors_size, is_packed, padded, unit_size)
+from qwen3_lib.kernels.layout import (BF16, F16, F32, GROUP16_BYTES, HALVES, HIGH_BITS, INT8, Q8_1, ROUNDED,
+                                      VECTORS, factors_size, is_packed, padded, unit_size)
 from qwen3_lib.kernels.vectors import Way
 
 pytestmark = pytest.mark.core
@@ -70,7 +70,7 @@ def product_of(path, form, n_vectors):
     return ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 9)(address)
 
 
-@pytest.mark.parametrize("name", ["q6_k", "q4_k", "q4_0"])
+@pytest.mark.parametrize("name", ["q8_1", "q6_k", "q4_k", "q4_0"])
 def test_every_path_gives_the_same_bits(name):
     form, n, rng = FORMATS[name], 512, np.random.default_rng(0)
     data, weight = stored(rng.standard_normal((32, n)).astype(np.float32), form)
@@ -93,7 +93,7 @@ def test_every_path_gives_the_same_bits(name):
 def rearranged(form, data, n, kind):
     """A block of n columns as a prompt's products take it: "widened" or "spread" -> (the block, its product)."""
     wide, way = vectors.widened_form(form), spread.SPREAD_WAY
-    int16 = form == INT8 and spread.DOTS == "avx2" and not GROUP16_BYTES
+    int16 = form in (INT8, Q8_1) and spread.DOTS == "avx2" and not GROUP16_BYTES
     if kind == "widened" and wide == form or kind == "spread" and (spread.DOTS not in cpu.PATHS or int16):
         pytest.skip(f"this CPU's products don't take {kind} blocks")
     block = np.zeros(32 * n * 3, np.uint8)
@@ -108,7 +108,7 @@ def function_of(kind, form, n_vectors, way):
 
 
 @pytest.mark.parametrize("kind", ["widened", "spread"])
-@pytest.mark.parametrize("name", ["int8", "int5", "int4", "q5_1", "q4_1", "q6_k", "q5_k", "q4_k", "q4_0"])
+@pytest.mark.parametrize("name", ["int8", "int5", "int4", "q8_1", "q5_1", "q4_1", "q6_k", "q5_k", "q4_k", "q4_0"])
 def test_a_rearranged_block_gives_the_same_bits(name, kind):
     """Also of the smallest scales, whose products would lose digits if SMALLEST were smaller."""
     form, n, rng = FORMATS[name], 512, np.random.default_rng(0)
@@ -127,7 +127,7 @@ def test_a_rearranged_block_gives_the_same_bits(name, kind):
 
 
 @pytest.mark.parametrize("path", [*cpu.PATHS, *["spread"] * (spread.DOTS in cpu.PATHS)])
-@pytest.mark.parametrize("name", ["int8", "int5", "int4", "q6_k"])  # the others have the bytes of INT5 and INT4
+@pytest.mark.parametrize("name", ["int8", "int5", "int4", "q8_1", "q6_k"])  # the others have INT5's and INT4's bytes
 def test_sums_of_the_largest_bytes_do_not_overflow(path, name):
     """The least and the greatest bytes of weights, times the largest ones of a vector, alone and two at a time."""
     form, n = FORMATS[name], 128

@@ -5,15 +5,16 @@ A matrix [rows, n] is kept in one of these formats:
     F32, BF16, F16      by rows, as they lie in the file
     ROUNDED             BF16, but vectors are rounded to bf16 before they are multiplied with it
     INT8, INT5, INT4    packed: by blocks of 32 rows, with a scale for each group of 32 columns of a row
-    Q5_1, Q4_1          likewise, with a minimum for each group, too: they hold the numbers of other programs' formats
+    Q8_1, Q5_1, Q4_1    likewise, with a minimum for each group, too: they hold the numbers of other programs' formats
     Q4_0                likewise, without minima; its scales are float16 with a sign
     Q6_K, Q5_K, Q4_K    the same numbers as in GGUF's formats of these names; groups of Q6_K have 16 columns
 
-A block is a stream of units, each for two groups (INT8: one): first the scales, 16 bits [groups, 32 rows], then the
+A block is a stream of units, each for two groups (INT8, Q8_1: one): first the scales, 16 bits [groups, 32 rows], then the
 minima, float32 [groups, 32 rows], and 256 bytes of further bits, where the format has them, then the weights, four
 columns of all rows at a time, in the order of the instructions for bytes:
 
     INT8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)
+    Q8_1   the same, but w = scale * (byte - 128) + minimum
     INT4   half a byte each, w = scale * (half - zero): the lower halves are the first group, the upper ones the second
     INT5   the same with 16 more for each set bit; of [2, 32 rows, 4 columns] a byte's bits from the lowest on belong to
            a first group, a second group, and to both groups four columns later, and so on
@@ -53,12 +54,12 @@ class Format(NamedTuple):
     number_size: int = 0  # bytes of a number in a row; 0 where packed
     halves: int = 0  # groups of 32 columns in a unit; two of them share its bytes
     high_bits: int = 0  # bits of a number beyond the first four
-    minima: int = 0  # 1 with a minimum for each group
+    minima: int = 0  # 1 with a minimum for each group: what is added
     least: int = 0  # the least and the greatest whole number
     most: int = 0
     group: int = 32  # columns with one scale
     shared: int = 0  # units of 256 columns whose scales, of 8 bits, are multiplied by a common float16; 0 without it
-    offset: int = 0  # what is subtracted from each number; 0 with a minimum or a zero for each group
+    offset: int = 0  # what is subtracted from each number; 0 with a zero for each group
     float16: bool = False  # the scales of 16 bits are float16; else see BIAS
     scale_size: int = 2  # bytes of a scale in a unit
 
@@ -85,6 +86,7 @@ Q6_K = new_format("q6_k", halves=2, high_bits=2, most=63, group=16, shared=8, of
 Q5_K = new_format("q5_k", halves=2, high_bits=1, minima=1, most=31, shared=4, scale_size=1)
 Q4_K = new_format("q4_k", halves=2, minima=1, most=15, shared=4, scale_size=1)
 Q4_0 = new_format("q4_0", halves=2, most=15, offset=8, float16=True)
+Q8_1 = new_format("q8_1", halves=1, minima=1, most=255, offset=128)
 STORABLE = range(len(FORMATS))  # of matrices and caches; the others are made from these while a prompt is computed
 WIDE = new_format("wide", halves=1, offset=128, scale_size=4)
 WIDE_M = new_format("wide_m", halves=1, minima=1, scale_size=4)
@@ -96,7 +98,7 @@ GROUP, PANEL = 32, 32  # columns with one scale, in most formats; rows of a bloc
 GROUP_SUMS = 16  # bytes of the scale and the sums of a group of a packed vector
 GROUP_BYTES = GROUP + GROUP_SUMS  # of a group
 GROUP16_BYTES = 2 * GROUP + GROUP_SUMS if PATH == "avx2" else 0  # of a group in 16 bits
-WIDENED = np.array([14 if GROUP16_BYTES and form == INT8 else 5 if PATH in ("avx2", "vnni") else 64
+WIDENED = np.array([14 if GROUP16_BYTES and form in (INT8, Q8_1) else 5 if PATH in ("avx2", "vnni") else 64
                     for form in range(len(FORMATS))])  # so many vectors pay for widening or spreading a packed block
 SHARING = 256  # columns whose scales are multiplied by a common number
 SMALLEST, LARGEST = 1e-10, 2.0**18  # what the largest weight of a packed tensor may be

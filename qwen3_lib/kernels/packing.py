@@ -11,7 +11,7 @@ from qwen3 import forget_pages, to_float32
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, rows_of
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_0,
-                                      Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, ROUNDED, SHARING, SMALLEST, WEIGHT, factors_size,
+                                      Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_1, ROUNDED, SHARING, SMALLEST, WEIGHT, factors_size,
                                       is_packed, packed_shape, padded, address_table, unit_size)
 from qwen3_lib.kernels.memory import LargePages, empty, zeros
 from qwen3_lib.io.errors import InputError
@@ -21,8 +21,8 @@ PACKED = {"int8": INT8, "int4": INT4}
 UNPACKED = (".mlp.gate.weight", ".in_proj_ba.weight")  # the router, and a delta net's factors: they keep all digits
 MORE_BITS = {"fc": INT8, "v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
 # By the bits of a published packed matrix: the formats that may hold its very numbers, and the one if none does.
-FORMS_OF_BITS = {2: (Q4_0, Q4_1, INT8), 3: (Q4_1, INT8), 4: (Q4_0, Q4_1, INT8), 5: (Q5_1, INT8), 6: (BF16,),
-                 8: (INT8, BF16), 16: (BF16,), 32: (F32,)}
+FORMS_OF_BITS = {2: (Q4_0, Q4_1, INT8), 3: (Q4_1, INT8), 4: (Q4_0, Q4_1, INT8), 5: (Q5_1, INT8), 6: (Q8_1, BF16),
+                 8: (INT8, Q8_1, BF16), 16: (BF16,), 32: (F32,)}
 OF_GGUF = {4: Q4_K, 5: Q5_K, 6: Q6_K}  # the same of a tensor with `factored` scales
 
 
@@ -79,7 +79,7 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
         scales = words.view(np.float16).astype(np.float32) if format_.float16 else \
             ((words.astype(np.int32) << 13) + np.int32(BIAS)).view(np.float32)
     if minima is not None:
-        rows = scales[..., None, None] * q.astype(np.float32) + minima[..., None, None]
+        rows = scales[..., None, None] * (q - np.float32(format_.offset)) + minima[..., None, None]
     elif format_.offset:
         rows = scales[..., None, None] * (q - np.float32(format_.offset))
     else:
@@ -191,7 +191,7 @@ def rescaled(tensor: PackedTensor, form: int, start: int, stop: int) -> Numbers 
         nearest = np.where(scales == 0, 0, (words + BIAS).astype(np.int32).view(np.float32))
         words >>= 13
     if format_.minima:
-        lowest = np.minimum(groups.min(axis=-1), 0)
+        lowest = np.where(scales == 0, np.int16(0), np.minimum(groups.min(axis=-1), 0) + np.int16(format_.offset))
         groups -= lowest[..., None]
         minima = (nearest * lowest + (0 if minima is None else minima)).astype(np.float32)
         fits = fits and bool(np.isfinite(minima).all())

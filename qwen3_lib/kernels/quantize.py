@@ -89,10 +89,10 @@ def choose_scales(group, form, words, work):
 
 
 @compiled
-def scales_and_minima(unit, half):
+def scales_and_minima(unit, half, form):
     """The scales' bits [32 rows] of a group in a unit, and its minima float32 [32 rows], if the format has them."""
     return (uint16s_at(unit[2 * PANEL * half:].ctypes.data, (PANEL,)),
-            floats_at(unit[4 * PANEL * (half + 1):].ctypes.data, (PANEL,)))  # after two times 32 scales
+            floats_at(unit[2 * PANEL * (HALVES[form] + 2 * half):].ctypes.data, (PANEL,)))  # after all scales
 
 
 @compiled
@@ -140,7 +140,7 @@ def quantize_block(record, form, _):
     for g in range(len(block) // size * HALVES[form]):
         i, half = g // HALVES[form], g % HALVES[form]
         unit = block[i * size:(i + 1) * size]
-        words, _ = scales_and_minima(unit, half)
+        words, _ = scales_and_minima(unit, half, form)
         columns_of(w, g * GROUP, group)
         choose_scales(group, form, words, work)
         scale, zero = work[0], work[1]  # low and high are no longer needed
@@ -165,7 +165,7 @@ def pack_block(record, form, _):
         i, half = g // HALVES[form], g % HALVES[form]
         start = i * unit_bytes(form) + (i // max(SHARED[form], 1) + 1) * factors_bytes(form)
         unit = block[start:start + unit_bytes(form)]
-        words, minima = scales_and_minima(unit, half)
+        words, minima = scales_and_minima(unit, half, form)
         for r in range(PANEL):
             if SHARED[form]:
                 for kind in range(1 + MINIMA[form]):

@@ -33,9 +33,14 @@ def has_zeros(form: int) -> bool:
     return not (FORMATS[form].minima or FORMATS[form].offset)
 
 
+def less_start(form: int) -> int:
+    """Where the sums of products of a group's weights begin in a stream, of numbers of 16 bits."""
+    return LINE * (1 + (has_zeros(form) or FORMATS[form].minima))
+
+
 def numbers_start(form: int) -> int:
     """Where a group's numbers begin in a stream."""
-    return LINE * (1 + (has_zeros(form) or FORMATS[form].minima or is_int16(form)))
+    return less_start(form) + LINE * is_int16(form)
 
 
 def spread_size(form: int) -> int:
@@ -86,7 +91,7 @@ def write_spread(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) 
                 for j, part in enumerate(values, len(values) * k):
                     store(b, part, at(b, place, numbers + LINE * j))
             if is_int16(form):
-                store(b, less, at(b, place, LINE))
+                store(b, less, at(b, place, less_start(form)))
 
     loop(b, units, add_unit)
 
@@ -145,7 +150,7 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
 
         def first_sum(t: int, r: int) -> Any:
             less = vectors[t].less(b, packed, lanes) if int16 or shifted else zero
-            return b.add(less, load(b, at(b, here, LINE, REGISTER * r), I32, lanes)) if int16 else less
+            return b.add(less, load(b, at(b, here, less_start(form), REGISTER * r), I32, lanes)) if int16 else less
 
         def four_columns(k: int) -> None:
             weights = [[load(b, at(b, place, LINE * (len(halves) * k + half), REGISTER * r), I8, REGISTER)

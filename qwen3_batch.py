@@ -39,9 +39,9 @@ from qwen3_lib.app.jobs import Results, description, run_job
 from qwen3_lib.app.arguments import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
                                      add_model_options, answer_options, load_main, template_option)
 from qwen3_lib.app.records import JobSettings, open_source, request_of_row
-from qwen3_lib.generation.batch import MOST_SLOTS, Batch, generate_batch, slots_in
+from qwen3_lib.generation.batch import MOST_SLOTS, Batch, free_memory, generate_batch, positions_in, slots_in
 
-__all__ = ["MOST_SLOTS", "Batch", "generate_batch", "slots_in"]
+__all__ = ["MOST_SLOTS", "Batch", "free_memory", "generate_batch", "positions_in", "slots_in"]
 
 # ---- The command line ------------------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@
 """A server that speaks OpenAI's API, and Anthropic's, with either engine.
 
     python qwen3_server.py                                  the small bundled model, at http://127.0.0.1:8080/v1
-    python qwen3_server.py --model 0.6B --fast --context 16384
+    python qwen3_server.py --model 0.6B --fast
 
     curl http://127.0.0.1:8080/v1/chat/completions -H "Content-Type: application/json" \\
         -d '{"messages": [{"role": "user", "content": "What is the capital of France?"}]}'
@@ -35,7 +35,7 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_server.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import InputError, Model, checked_whole
-from qwen3_batch import MOST_SLOTS, Batch, checked_size, slots_in
+from qwen3_batch import MOST_SLOTS, Batch, checked_size, free_memory, positions_in, slots_in
 from qwen3_lib.app.terminal import guarded, note
 from qwen3_lib.app.files import read_text
 from qwen3_lib.app.arguments import (Parser, add_draft, add_engine_options, add_max_pixels, add_model_options,
@@ -56,7 +56,7 @@ except ImportError as error:  # an extra that a plain installation leaves out
 else:
     missing = None
 
-CONTEXT = 8192  # tokens of a prompt and its answer; each slot takes memory for all of them
+AT_LEAST = 2  # answers for which the default context leaves memory: an agent asks for titles beside its conversation
 KEEP = "512MB"
 GRACE = 10.0  # seconds that running answers have after SIGTERM
 LAST = 4.0  # seconds after that until the process ends, whatever runs
@@ -70,7 +70,8 @@ SERVERS_HINTS = {name: f"it is called {ours}" for name, ours in CALLED.items()} 
 
 
 def make_parser() -> Parser:
-    parser = Parser(description="Answers requests over HTTP in the form of OpenAI's API, or of Anthropic's.", hints=SERVERS_HINTS)
+    parser = Parser(description="Answers requests over HTTP in the form of OpenAI's API, or of Anthropic's.",
+                    hints=SERVERS_HINTS)
     add = parser.add_argument_group("who may ask").add_argument
     add("--host", default="127.0.0.1", metavar="ADDRESS", help="address to listen on; 0.0.0.0 lets other machines ask "
         "(default: %(default)s)")
@@ -85,7 +86,7 @@ def make_parser() -> Parser:
                         "sound is said")
     add = parser.add_argument_group("memory and limits").add_argument
     add("--context", type=int, metavar="N", help="most tokens of a prompt and its answer together (default: "
-        f"{CONTEXT}, or the model's context if that is smaller)")
+        f"as much as --memory holds for {AT_LEAST} answers or for --slots, up to the model's context)")
     add("--slots", type=int, metavar="N", help="most answers at the same time (default: as many as fit into --memory, "
         f"at most {MOST_SLOTS})")
     add("--memory", metavar="SIZE", help="memory for the keys and values of all slots, such as 4GB (default: half of "
@@ -122,9 +123,14 @@ def open_batch(args: argparse.Namespace, aligner: Callable[[], Model | None]) ->
     model = replace(model, tokenizer=Renderer(model.tokenizer, str(model.path)))
     if model.embeds:  # needs no slots: it gives vectors only
         return Batch(model, 1, 1)
-    longest = min(args.context or CONTEXT, model.config.context_length)
+    longest, most = args.context, model.config.context_length
+    if longest is None:
+        memory = free_memory() // 2 if memory is None else memory
+        longest = max(positions_in(model, args.slots or AT_LEAST, memory), 2)
+    longest = min(longest, most)
     slots = args.slots or slots_in(model, longest, memory)
-    note(f"{counted(slots, 'answer')} at a time, each of at most {longest} tokens with its prompt")
+    of_all = f", of the {most:,} that the model can read (--context, --memory)" if longest < most else ""
+    note(f"{counted(slots, 'answer')} at a time, each of at most {longest:,} tokens with its prompt{of_all}")
     return Batch(model, slots, longest, checked_size(args.keep) or 0)
 
 

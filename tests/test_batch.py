@@ -12,7 +12,7 @@ from helpers import assert_one_line, counting, lengths_in, message_of, patiently
 from make_random_model import make_random_model
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation import batch as room
-from qwen3_lib.generation.batch import PROMPT_PIECE, Batch, generate_batch, slots_in
+from qwen3_lib.generation.batch import PROMPT_PIECE, Batch, generate_batch, positions_in, slots_in
 
 BEGINNINGS = [[], random_ids(30, 1), random_ids(200, 2)]  # what several requests have in common
 
@@ -251,6 +251,16 @@ def test_slots_follow_from_memory(model, monkeypatch):
     assert_one_line(message_of(slots_in, model, 10**6, 1000), "MB", "memory")
     monkeypatch.setattr(room, "free_memory", lambda: 6 * size)
     assert slots_in(model, 100) == 3
+
+
+def test_the_context_follows_from_memory(model, demo):
+    """As many positions as fit, and not one more; never more than the model's."""
+    for given in (model, demo):
+        one = given.engine.new_cache(given.config, 1).bytes(1)
+        for slots, n in ((1, 100), (3, 50)):
+            assert positions_in(given, slots, slots * n * one) == n
+            assert positions_in(given, slots, slots * (n + 1) * one - 1) == n
+        assert positions_in(given, 2, 10**12) == given.config.context_length
 
 
 def test_memory_of_a_container(monkeypatch):

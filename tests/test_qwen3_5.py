@@ -19,7 +19,7 @@ from qwen3_lib.generation.guesses import Draft, Proposer
 from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
 from qwen3_lib.generation.schema import regex
 from qwen3 import NextTokens, compute
-from qwen3_lib.generation.batch import Batch, generate_batch, slots_in
+from qwen3_lib.generation.batch import Batch, generate_batch, positions_in, slots_in
 
 END = 7  # the end of a turn
 make = partial(make_random_model, dtype="float32")
@@ -329,6 +329,8 @@ def test_a_slot_holds_the_states(model):
     size = (2**28 // states + 2) * states + 100 * 2 * 32 * {"f32": 4, "f16": 2}[model.engine.new_cache.dtype]
     assert slots_in(model, 100, 2 * size) == 2 and slots_in(model, 100, 2 * size - 1) == 1
     assert "MB" in message_of(slots_in, model, 100, size - 1)
+    assert positions_in(model, 2, 2 * size) == 100 == positions_in(model, 2, 2 * size + 1)
+    assert positions_in(model, 1, 1) == -1
 
 
 @pytest.mark.parametrize("config", [HYBRID, HYBRID_MOE, HYBRID | {"layer_types": ["full_attention"] * 4}],

@@ -152,6 +152,23 @@ def test_variables_of_a_template(newer, fields, begin):
         chat_request(newer, {"messages": FRANCE, "chat_template_kwargs": {"effort": "low"}}, Door(1000))
 
 
+def test_thoughts_stay_in_an_agents_prompt_where_the_template_knows_how(demo):
+    """In a conversation with tools, the prompt of the next question begins with what was read and written before."""
+    later = "loop.index0 > question.index"
+    source = demo.tokenizer.chat_template.replace(later, f"(preserve_thinking or {later})")
+    newer = dataclasses.replace(demo, tokenizer=Tokenizer(demo.tokenizer.backend, source, demo.tokenizer.named_tokens))
+    said = {"role": "assistant", "reasoning_content": "Hm.", "content": "Rain."}
+
+    def prompt(model, messages, **fields):
+        return model.tokenizer.decode(chat_request(model, {"messages": messages} | fields, Door(1000)).answers[0][0])
+
+    for fields, kept in (({"tools": [WEATHER]}, True), ({}, False),
+                         ({"tools": [WEATHER], "chat_template_kwargs": {"preserve_thinking": False}}, False)):
+        read = prompt(newer, FRANCE, **fields) + "<think>\nHm.\n</think>\n\nRain.<|im_end|>\n"
+        assert prompt(newer, [*FRANCE, said, *FRANCE], **fields).startswith(read) == kept
+    assert "Hm." not in prompt(demo, [*FRANCE, said, *FRANCE], tools=[WEATHER])  # its own template doesn't know it
+
+
 FIRST_ONLY = """{%- for m in messages %}
     {%- if m.role == 'system' and not loop.first %}{{- raise_exception('System message must be at the beginning.') }}
     {%- endif %}{{- m.role + ':' + m.content + '\\n' }}

@@ -89,6 +89,8 @@ def thoughts_of(model: Model, body: Body, default: bool | None) -> tuple[bool | 
     if not isinstance(kwargs, dict):
         raise Refusal(400, "chat_template_kwargs must be an object", "chat_template_kwargs")
     think, budget = THOUGHTS[effort] if effort is not None else (default, None)
+    if body.get("tools") and "preserve_thinking" in model.tokenizer.template_variables:
+        kwargs = {"preserve_thinking": True} | kwargs  # else a new question would change the prompt before it
     if effort and think and "reasoning_effort" in model.tokenizer.template_variables:  # Qwen3.8: low, medium, xhigh
         kwargs, budget = {"reasoning_effort": "xhigh" if effort in ("high", "max") else effort} | kwargs, None
     given = body.get("enable_thinking", kwargs.get("enable_thinking"))

@@ -1,6 +1,7 @@
 """Continuous batching: who runs in which step."""
 from __future__ import annotations
 
+import bisect
 import contextlib
 import os
 import time
@@ -171,6 +172,12 @@ def slots_in(model: Model, longest: int, memory: int | None = None) -> int:
         raise InputError(f"the keys and values of {longest} positions take {size / 1e6:,.0f} MB, more than the "
                          f"{given / 1e6:,.0f} MB for them; give more memory, or fewer positions")
     return min(given // size, MOST_SLOTS)
+
+
+def positions_in(model: Model, slots: int, memory: int) -> int:
+    """How many positions, up to the model's context, each of `slots` can have in `memory` bytes; -1 if not even 0."""
+    cache = model.engine.new_cache(model.config, 1)
+    return bisect.bisect_right(range(model.config.context_length + 1), memory // slots, key=cache.bytes) - 1
 
 
 def free_memory() -> int:

@@ -191,7 +191,8 @@ class MessageReply(ChatReply):
                           "cache_read_input_tokens": cached, "output_tokens": usage["completion_tokens"]}}
 
     def first(self, i: int) -> Iterator[str]:
-        yield typed_event({"type": "message_start", "message": self.message() | {"stop_reason": None, "stop_sequence": None}})
+        message = self.message() | {"stop_reason": None, "stop_sequence": None}
+        yield typed_event({"type": "message_start", "message": message})
 
     def ping(self) -> str:
         return typed_event({"type": "ping"})
@@ -206,7 +207,8 @@ class MessageReply(ChatReply):
         yield typed_event({"type": "content_block_start", "index": len(self.blocks) - 1, "content_block": block})
 
     def delta(self, kind: str, **fields: str) -> str:
-        return typed_event({"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": {"type": kind, **fields}})
+        delta = {"type": kind, **fields}
+        return typed_event({"type": "content_block_delta", "index": len(self.blocks) - 1, "delta": delta})
 
     def closed(self) -> Iterator[str]:
         """The last events of the last block, if there is one."""

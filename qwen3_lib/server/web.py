@@ -55,8 +55,8 @@ REPLIES: dict[str, type[Reply]] = {"chat": ChatReply, "text": Reply, "response":
 EMBEDDING_FIELDS = ("input", "instruction", "dimensions", "encoding_format", "truncate")  # fields of /v1/embeddings
 SCORES = ("query", "documents", "texts", "instruction", "top_n", "return_documents", "return_text", "truncate")
 FOREIGN = {"/api/": "Ollama's", "/v1beta/": "Gemini's"}  # beginnings of paths
-SPOKEN = "this server speaks OpenAI's API, at /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings, ..., " \
-         "and Anthropic's, at /v1/messages"
+SPOKEN = "this server speaks OpenAI's API, at /v1/chat/completions, /v1/responses, /v1/completions, /v1/embeddings, " \
+         "..., and Anthropic's, at /v1/messages"
 LOCAL = ("localhost", "127.0.0.1", "[::1]")
 
 

@@ -274,12 +274,15 @@ def test_weights_that_have_no_place_in_the_format(value, words, name, form, tmp_
 
 
 @pytest.mark.parametrize("form", ["int8", "int4"])
-def test_tensors_of_tiny_weights(form, tmp_path):
-    """Their digits would be lost; only if all are 0, there is none to lose. Tiny ones beside others count as such."""
+def test_tensors_of_tiny_and_of_huge_weights(form, tmp_path):
+    """Tiny digits would be lost; only if all are 0, there is none to lose. 2**18 is still taken."""
     path, name = make_random_model(BASE, tmp_path, "float32"), "model.layers.0.self_attn.q_proj.weight"
     weight = np.array(tensor_of(path, name).data)
-    for factor, works in ((1e-11, False), (0, True), (1e-7, True)):
-        with_tensors(path / "model.safetensors", {name: weight * np.float32(factor)})
+    place = np.unravel_index(np.abs(weight).argmax(), weight.shape)
+    for largest, works in ((1e-12, False), (0, True), (1e-8, True), (2.0**18, True), (2.0**18 + 1 / 32, False)):
+        some = weight * np.float32(largest / abs(weight[place]))
+        some[place] = largest
+        with_tensors(path / "model.safetensors", {name: some})
         if works:
             model = fast.load_model(path, form)
             assert np.isfinite(fast.forward(model, [1], fast.KVCache(model.config))).all()

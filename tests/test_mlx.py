@@ -200,6 +200,17 @@ def test_models_that_hear(size, tmp_path):
     assert np.array_equal(logits_of(found, random_ids(20)), logits_of(expected, random_ids(20)))
 
 
+def test_a_forced_aligner(tmp_path):
+    """Its head, the classes, has lost its prefix, too."""
+    path, plain = (make_hearing(asr_config("0.6B", n_classes=50), tmp_path / name) for name in ("mlx", "plain"))
+    converted(path, tower="thinker.")
+    found, expected = (open_model(str(each)) for each in (path, plain))
+    assert found.heads.keys() == expected.heads.keys() == {"classes.weight"}
+    assert found.tower.keys() == expected.tower.keys() and found.tensors.keys() == expected.tensors.keys()
+    for key in expected.heads:
+        assert np.array_equal(found.heads[key].data, expected.heads[key].data)
+
+
 # ---- What config.json says -------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("key", ["quantization", "quantization_config"])

@@ -22,22 +22,23 @@ def qwens_name(name: str) -> str:
 
 def from_mlx(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors; those of another folder stay as they are."""
-    tensors = dict[str, Tensor]()
+    tensors, hears = dict[str, Tensor](), any(name.startswith("audio_tower.") for name in stored)
     for name, tensor in stored.items():
-        name = qwens_name(name)
-        if STACKED in name:  # of a layer [num_experts, ...], here one by one
+        # A head beside a tower that hears is the classes of a forced aligner; others have none.
+        name = f"thinker.{name}" if hears and name.startswith("lm_head.") else qwens_name(name)
+        if STACKED in name and tensor.shape:  # of a layer [num_experts, ...], here one by one
             start, _, part = name.partition(STACKED)
             tensors |= {f"{start}.experts.{i}.{part}": tensor._replace(data=data) for i, data in enumerate(tensor.data)}
         else:
             tensors[name] = tensor._replace(data=channels_first(name, tensor.data))
-    if any(name.endswith(CONVOLUTION) and tensor.data is not tensors[qwens_name(name)].data
+    if any(name.endswith(CONVOLUTION) and tensor.shape != tensors[qwens_name(name)].shape
            for name, tensor in stored.items()):
         # The converter that turned the convolution has also added 1 to norms; an MTP head may come from elsewhere. Of
         # Qwen's heads, this norm has a mean of -0.44, and of 0.56 with the 1.
         head = to_float32(tensors[MTP_NORM]).mean() > 0.25 if MTP_NORM in tensors else False
         for name, tensor in tensors.items():
             added = head if name.startswith("mtp.") else not name.startswith("model.visual.")
-            if added and "norm" in name.split(".")[-2] and ".linear_attn." not in name:
+            if added and "norm" in name.removesuffix(".weight").rpartition(".")[2] and ".linear_attn." not in name:
                 tensors[name] = Tensor("F32", to_float32(tensor) - np.float32(1), tensor.mapping)
     return tensors
 

@@ -120,4 +120,4 @@ def mlx_scheme(about: Settings) -> dict[str, Any]:
     if mode not in MLX_MODES or bits not in MLX_MODES[mode][0] or size not in MLX_MODES[mode][1]:
         raise ValueError(f"mode {brief(mode)}, bits = {brief(bits)} and group_size = {brief(size)}; only 2 to 6 or 8 "
                          "bits in groups of 32, 64 or 128, and mxfp4, are")
-    return {"mode": mode, "widths": MLX_MODES[mode][0], "group_size": size}
+    return {"mode": mode, "widths": MLX_MODES[mode][0], "group_size": int(size)}

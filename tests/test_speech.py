@@ -135,6 +135,7 @@ def test_a_circle_ends_its_part_and_the_next_one_goes_on(path, sound, capfd, mon
     (("a.wav", "--out", "./a.wav", "--format", "txt", "--overwrite"), 1, "a.wav: is the sound itself"),
     (("a.wav", "--out", "a.txt", "--json"), 2, "--json does not go with --out"),
     (("a.wav", "--out", "a.txt", "--timestamps"), 2, "--timestamps does not go with --out"),
+    (("a.wav", "--task", "translate"), 2, "never a translation"),
     (("a.wav", "--initial_prompt", "Ada"), 2, "it is called --context"), (("a.wav", "--prompt", "x"), 2, "--context"),
     (("a.wav", "--output_format", "srt"), 2, "it is called --format"), (("a.wav", "-f", "srt"), 2, "--format"),
     (("-l", "en", "a.wav"), 2, "it is called --language"), (("a.wav", "-o", "."), 2, "--format writes")], ids=str)

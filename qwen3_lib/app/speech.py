@@ -37,7 +37,8 @@ SPEECH_JOB = "qwen3 speech job 1"  # stands in FILE.job
 HINTS = {name: f"it is called {ours}" for name, ours in {  # as Whisper's commands call them
     "--initial-prompt": "--context", "--prompt": "--context", "--output-format": "--format", "-f": "--format",
     "-l": "--language", "--word-timestamps": "--words", "--print-progress": "--timestamps"}.items()} | dict.fromkeys(
-    ("-o", "--output-dir", "-of", "--output-file"), "--format writes a file beside each sound, --out FILE that of one")
+    ("-o", "--output-dir", "-of", "--output-file"), "--format writes a file beside each sound, --out FILE that of one") | {
+    "--task": "the text is in the language that is spoken, never a translation"}
 
 
 def make_parser() -> Parser:

@@ -4,6 +4,7 @@ The server is a real process, whose `ffmpeg` is a script.
 """
 import contextlib
 import gc
+import http.client
 import os
 import select
 import signal
@@ -228,8 +229,13 @@ def test_nothing_of_an_upload_stays(fake, context):
                 with socket.create_connection(("127.0.0.1", served.port), timeout=30) as connection:
                     connection.sendall(f"{head}Content-Type: {headers['Content-Type']}\r\n\r\n".encode() + body)
                     time.sleep(seconds)
-            assert [served.ask(TRANSCRIPTIONS, *form(sound))[0] for sound in (SPEECH, SPEECH[:99])] == [200, 400]
-            until(lambda: not any(isinstance(each, Upload) for each in gc.get_objects()))
+            for sound, expected in ((SPEECH, 200), (SPEECH[:99], 400)):
+                connection = http.client.HTTPConnection("127.0.0.1", served.port, timeout=30)  # it stays open
+                with contextlib.closing(connection):
+                    connection.request("POST", TRANSCRIPTIONS, *form(sound))
+                    answer = connection.getresponse()
+                    assert answer.read() and answer.status == expected
+                    until(lambda: not any(isinstance(each, Upload) for each in gc.get_objects()))
         finally:
             gc.enable()
 

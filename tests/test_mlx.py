@@ -16,6 +16,8 @@ from helpers import assert_one_line, edit_json, logits_of, message_of, random_id
 from make_random_model import make_random_model
 from published import change_config, mlx, publish, quantize_model, tensors_of, write_tensors
 from qwen3 import Tensor
+from qwen3_lib.generation.batch import generate_batch
+from qwen3_lib.generation.completion import Completion
 from qwen3_lib.io.formats import METHODS
 from qwen3_lib.io.models import open_model
 from qwen3_lib.io.pictures import picture_of
@@ -144,6 +146,33 @@ def test_text_models(name, bits, tmp_path):
         if key in weights.matrices:
             values = qwen3.to_float32(expected.tensors[key])
             assert np.array_equal(fast.matrix_rows(weights.matrices[key], range(len(values))), values), key
+
+
+def test_groups_of_single_modules(tmp_path):
+    """A layer's experts are one module in config.json, under the file's own name."""
+    config, own = MOE | SPARSE | {"moe_intermediate_size": 96}, {"group_size": 32, "bits": 5}
+
+    def pack(w, settings):
+        return mlx(w, settings | (own if w.shape[1] == 96 else {}))
+
+    modules = {f"model.layers.{i}.mlp.switch_mlp.down_proj": own for i in range(config["num_hidden_layers"])}
+    path, plain = both_forms(tmp_path, config, (pack, FOUR | modules))
+    assert np.array_equal(logits_of(converted(path), random_ids(40)), logits_of(plain, random_ids(40)))
+
+
+@pytest.mark.parametrize("bits", ["4 bits", "6 bits"])
+@pytest.mark.parametrize("name", ["qwen3_5", "qwen3_next"])
+def test_batches_and_drafts_change_no_bit(name, bits, tmp_path):
+    """Of a hybrid in the fast engine, by its own MTP head, which is quantized, too."""
+    config, prefix, added = TEXTS[name]
+    path, _ = both_forms(tmp_path, config, QUANTIZED[bits])
+    model, prompts = fast.load_model(converted(path, prefix, added=added)), [random_ids(n, n) for n in (9, 70, 130)]
+    options = {"max_new_tokens": 12, "temperature": 0, "eos_token_ids": ()}
+    alone = [list(qwen3.generate(model, prompt, 12, temperature=0, eos_token_ids=())) for prompt in prompts]
+    assert generate_batch(model, prompts, **options) == alone
+    for prompt, expected in zip(prompts, alone):
+        drafted = Completion(model, prompt, **options).finish()
+        assert drafted.speculator.mtp and drafted.speculator.guessed and drafted.token_ids == expected
 
 
 @pytest.mark.parametrize("head_added", [False, True], ids=["raw", "plus 1"])

@@ -151,7 +151,9 @@ def test_the_head_is_that_of_the_formulas(name, engine, tmp_path):
     cache = model.engine.new_cache.plain(mtp_config(model.config))
     states, token = model.engine.guess(model, hidden, np.array(ids[1:]), cache, 3)
     assert np.abs(states - expected).max() < 1e-4 and token == logits[-1].argmax()
-    tensors = {key: value for key, value in tensors_of(path).items() if "mtp." not in key}
+    stored = tensors_of(path)
+    assert "mtp.layers.0.mlp.experts.0.up_proj.weight" in stored and "model.layers.0.mlp.up_proj.weight" in stored
+    tensors = {key: value for key, value in stored.items() if "mtp." not in key}
     write_tensors(path / "model.safetensors", tensors)
     assert qwen3.load_model(path).config.mtp_num_hidden_layers == 0
 

@@ -194,7 +194,9 @@ def test_words_are_packed_as_by_gptqmodel(bits, sums):
 
 def test_bfloat16_is_the_nearest():
     torch = pytest.importorskip("torch")
-    values = np.random.default_rng(0).integers(0, 2**32, 100_000, np.uint32).view(np.float32)
+    halfway = np.arange(2**15, 2**32, 9 * 2**16)  # between an even and an odd number, and the other way round
+    bits = np.concatenate([np.random.default_rng(0).integers(0, 2**32, 100_000), halfway])
+    values = bits.astype(np.uint32).view(np.float32)
     theirs = torch.tensor(values).bfloat16().view(torch.int16).numpy().view(np.uint16)
     ours = to_bfloat16(values)
     numbers = ~np.isnan(values)

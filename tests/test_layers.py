@@ -138,7 +138,7 @@ def rounded(x):
 
 def test_bfloat16_is_the_nearest():
     rng = np.random.default_rng(0)
-    bits = np.concatenate([rng.integers(0, 2**32, 4096), np.arange(2**15, 2**31, 2**19), [0x7F800000, 0xFF800000]])
+    bits = np.concatenate([rng.integers(0, 2**32, 4096), np.arange(2**15, 2**31, 9 * 2**16), [0x7F800000, 0xFF800000]])
     x = bits.astype(np.uint32).view(np.float32)
     x = x[abs(x) < 3.38e38]  # what is rounded up to infinity is left out
     x = np.pad(x, (0, -len(x) % 32))

@@ -325,7 +325,7 @@ def test_the_mean_of_two_channels(tmp_path):
 
 
 def test_a_sounds_prompt_without_the_library(path, tmp_path):
-    """A system prompt is a context, unless there is one; the language by its name or code; neither is Qwen's template."""
+    """A system prompt is a context, unless there is one; the language by its name or code; neither: Qwen's template."""
     numbers = np.round(voice(30_000) * 30_000).astype("<i2")[:, None]
     (tmp_path / "a.wav").write_bytes(wav_of(numbers))
     model = qwen3.load_model(path)

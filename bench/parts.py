@@ -1,11 +1,12 @@
-"""The work `parts` of run.py: where a prompt spends its time, by part, beside what this CPU could do.
+"""The work `parts` of run.py: where a prompt and a token spend their time, by part, beside what this CPU could do.
 
 Random weights in the shape of a few layers of Qwen3-0.6B; one thread, and its CPU time, so that other programs count
 little. No clock runs inside the kernels: a part's time is how much less a pass takes without the part, whose function
 is replaced by one that does nothing. All passes of a round take turns; the fastest of the rounds counts. The limits:
 products of bf16 weights beside NumPy's sgemm, with activations of bf16 beside a loop of the CPU's instruction for bf16
-and nothing else; those of packed weights beside such a loop for bytes; the memory's bandwidth. Waiting isn't shown: it
-is what several threads take beyond their share.
+and nothing else; those of packed weights beside such a loop for bytes; the memory's bandwidth. Of a token, the barriers are shown, too:
+how much longer it takes on all threads than on one, by the clock, if nothing is multiplied; that needs a quiet machine.
+Last come the instructions and cycles that the loops of one vector take on other CPUs: see loops.py.
 """
 import ctypes
 import itertools
@@ -19,12 +20,13 @@ from llvmlite import ir
 from threadpoolctl import threadpool_limits
 
 import harness
+import loops
 import qwen3_numba
 from qwen3_lib.kernels import objects, vectors
 from qwen3_lib.kernels.build import kernel_at, linker, make_kernels, symbol
 from qwen3_lib.kernels.dense import DENSE_STEPS
 from qwen3_lib.kernels.cpu import INT8_SHAPES, ON_ARM, PAIRS, PATH
-from qwen3_lib.kernels.layout import (FORMATS, INT8, KEYS, PRODUCT, REARRANGED, ROUNDED, VALUES, is_packed)
+from qwen3_lib.kernels.layout import (FORMATS, INT8, KEYS, PRODUCT, REARRANGED, ROUNDED, TOGETHER, VALUES, is_packed)
 from qwen3_lib.kernels.objects import compile_layers, compile_product
 from qwen3_lib.kernels.vectors import FLOAT, I8, I32, I64, LANES, loop, splat, vector, widened_form
 
@@ -33,6 +35,7 @@ SETTINGS = {"bf16": (None, "f32"), "bf16-rounded": (None, "bf16")}  # quantize a
 PARTS = "products", "scaling", "keys", "values", "softmax, RoPE", "norms, packing", "silu, packing", "Python"
 TILES = 12  # sums of the loop of nothing but instructions for bytes, or for bf16
 LOOPS = 10**5
+TOKENS = 4  # at a time
 ANY_WAY = vectors.way_of(INT8, vectors.ONE)  # of functions that multiply no vectors
 
 
@@ -91,23 +94,25 @@ def unscaled(functions: np.ndarray, known: dict[tuple[int, int], int]) -> np.nda
     for form in filter(is_packed, range(len(FORMATS))):
         for how, size in np.argwhere(functions["address"][PRODUCT, form]):
             if (form, size) not in known:
-                way, name = vectors.way_of(form, vectors.MANY), f"unscaled_{form}_{size}"
-                wide = widened_form(form) if how == REARRANGED else form
+                name, wide = f"unscaled_{form}_{size}", widened_form(form) if how == REARRANGED else form
+                way = vectors.way_of(wide, vectors.ONE if size == 1 else vectors.AT_ONCE if how == TOGETHER else
+                                     vectors.MANY)
                 known[form, size] = linked(name, compile_product(name, "packed_product", wide, int(size), way))
             functions[PRODUCT, form, how].address[size] = known[form, size]
     vectors.add_scaled = before
     return functions
 
 
-def passed(model: Any, n: int, kernel: Any, table: Callable[[np.ndarray], np.ndarray]) -> float:
-    """The CPU time of a prompt of n tokens, by this kernel with what `table` makes of the tables of products."""
+def passed(work: Callable[[], Any], kernel: Any, table: Callable[[np.ndarray], np.ndarray],
+           clock: Callable[[], float] = time.process_time) -> float:
+    """The time of passes, CPU time by default, by this kernel with what `table` makes of the tables of products."""
     before = qwen3_numba.kernel, qwen3_numba.functions_for
     qwen3_numba.kernel = lambda *steps: kernel or before[0](*steps)
     qwen3_numba.functions_for = lambda *needs: table(before[1](*needs))
-    cache, start = model.engine.new_cache(model.config), time.process_time()
+    start = clock()
     try:
-        qwen3_numba.forward(model, np.arange(n), cache)
-        return time.process_time() - start
+        work()
+        return clock() - start
     finally:
         qwen3_numba.kernel, qwen3_numba.functions_for = before
 
@@ -139,8 +144,8 @@ def limits() -> dict[str, float]:
 
 
 def parts(bench: harness.Bench, formats: Sequence[str] = ("bf16", "bf16-rounded", "int8", "int4"),
-          lengths: Sequence[int] = (512, 4096), layers: int = 4) -> list[str]:
-    """Prompts of these lengths in these formats, through a few layers of Qwen3-0.6B."""
+          lengths: Sequence[int] = (512, 4096), contexts: Sequence[int] = (16, 4096), layers: int = 4) -> list[str]:
+    """Prompts of these lengths and tokens after these contexts in these formats, through a few layers of Qwen3-0.6B."""
     objects.WRITERS |= {"nothing": (write_nothing, 10), "dots": (write_dots, 1)}
     make_kernels(DENSE_STEPS)
     most, nothing = limits(), linked("nothing", compile_product("nothing", "nothing", 0, 0, ANY_WAY))
@@ -148,11 +153,22 @@ def parts(bench: harness.Bench, formats: Sequence[str] = ("bf16", "bf16-rounded"
                                     compile_layers(f"only_{step}", [step] * bool(step), "output_logits")))
              for step in (*STEPS, "")}
     rows = [["ms a layer, share", *PARTS, "all", "products: 1e9 operations/s", "of the limit"]]
+    tokens = [[f"µs a token of {layers} layers, share", *PARTS, "all", "barriers"]]
     bench.model(num_hidden_layers=layers, vocab_size=4096)
-    for form, n in itertools.product(formats, lengths):
+    for form, (n, context) in itertools.product(formats, [*((n, 0) for n in lengths), *((1, n) for n in contexts)]):
         quantize, activations = SETTINGS.get(form, (form, None))
-        model = qwen3_numba.load_model(bench.path, quantize, 1, tokenizer=False, activations=activations)
-        found = measured(model, n, bench.args.rounds, steps, nothing)
+        model, team = (qwen3_numba.load_model(bench.path, quantize, threads, tokenizer=False, activations=activations)
+                       for threads in (1, bench.args.threads))
+        if context:
+            work = passes_of(model, context)
+            found = {name: seconds / TOKENS for name, seconds in measured(work, 5 * bench.args.rounds, steps,
+                                                                          nothing).items()}
+            cells = [f"{1e6 * found[name]:.0f}, {found[name] / found['all']:.0%}" for name in PARTS]
+            tokens.append([f"{form}, after {context}", *cells, f"{1e6 * found['all']:.0f}",
+                           f"{1e6 * barriers(work, passes_of(team, context), nothing):.0f}"])
+            continue
+        found = measured(lambda: qwen3_numba.forward(model, np.arange(n), model.engine.new_cache(model.config)),
+                         bench.args.rounds, steps, nothing)
         ms = {name: 1e3 * seconds / model.config.num_hidden_layers for name, seconds in found.items()}
         weights = sum(a * b for a, b in model.weights.layers.matrices[0][["rows", "columns"]].tolist())
         speed = 2 * weights * n / (ms["products"] + ms["scaling"]) / 1e6
@@ -160,11 +176,27 @@ def parts(bench: harness.Bench, formats: Sequence[str] = ("bf16", "bf16-rounded"
         limit = most["bytes" if quantize else "bf16" if activations == "bf16" and PAIRS else "sgemm"]
         rows.append([f"{form}, {n}", *cells, f"{ms['all']:.2f}", f"{speed:.0f}", f"{speed / limit:.2f}"])
     return [", ".join(f"{name} {value:.0f}" for name, value in most.items()) + " (1e9 a second)", "",
-            *harness.table(*rows)]
+            *harness.table(*rows), "", *harness.table(*tokens), "", *loops.loops()]
 
 
-def measured(model: Any, n: int, rounds: int, steps: dict[str, Any], nothing: int) -> dict[str, float]:
-    """Part -> its CPU time in a prompt of n tokens."""
+def passes_of(model: Any, context: int) -> Callable[[], Any]:
+    """What computes TOKENS tokens, one after the other, after so many before them."""
+    cache = model.engine.new_cache(model.config)
+    qwen3_numba.forward(model, np.arange(context), cache)
+    return lambda: [qwen3_numba.forward(model, [5], cache) for _ in range(TOKENS)]
+
+
+def barriers(one: Callable[[], Any], team: Callable[[], Any], nothing: int) -> float:
+    """How many seconds a token takes longer on a team than on one thread, if nothing is multiplied."""
+    def seconds(work: Callable[[], Any]) -> float:
+        return min(passed(work, None, lambda functions: replaced(functions, (PRODUCT, KEYS, VALUES), nothing),
+                          time.perf_counter) for _ in range(30)) / TOKENS
+
+    return seconds(team) - seconds(one)
+
+
+def measured(work: Callable[[], Any], rounds: int, steps: dict[str, Any], nothing: int) -> dict[str, float]:
+    """Part -> its CPU time in passes."""
     project, attend, finish = (steps[step] for step in STEPS)
     known: dict[tuple[int, int], int] = {}
 
@@ -180,7 +212,7 @@ def measured(model: Any, n: int, rounds: int, steps: dict[str, Any], nothing: in
     seconds: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):  # the first one compiles
         for name, (kernel, table) in runs.items():
-            seconds[name].append(passed(model, n, kernel, table))
+            seconds[name].append(passed(work, kernel, table))
     s = {name: min(some[1:]) for name, some in seconds.items()}
     return {"all": s["all"], "products": s["unscaled"] - s["unmultiplied"], "scaling": s["all"] - s["unscaled"],
             "keys": s["attention"] - s["no keys"], "values": s["attention"] - s["no values"],

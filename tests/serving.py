@@ -89,13 +89,13 @@ def streamed(stream):
     return content, reasoning, [*calls.values()], reasons, chunks
 
 
-def endless(served, **fields):
+def endless(served, path="/v1/completions", **fields):
     """A connection with a stream that goes on for a while, after its first chunks."""
     body = json.dumps({"prompt": "once", "max_tokens": 5000, "stream": True, "logit_bias": {
         str(token): -100 for token in served.worker.model.eos_token_ids}} | fields).encode()
     connection = socket.create_connection(("127.0.0.1", served.port), timeout=30)
-    connection.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % len(body))
-    connection.sendall(body)
+    head = f"POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
     return connection
 
 

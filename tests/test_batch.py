@@ -118,6 +118,25 @@ def test_only_requests_with_the_same_salt_share_a_beginning(model, slots, kept, 
     assert len({tuple(answer.token_ids) for answer in answers}) == 1
 
 
+@pytest.mark.parametrize("common, cached", [(1, 0), (60, 60)])  # a title; another agent with the same instructions
+def test_requests_beside_a_conversation_do_not_take_its_slot(model, common, cached):
+    """Though they begin like it. One that nobody continues goes after a while."""
+    batch, prompt = Batch(model, 2, 500), random_ids(200, 1)
+
+    def cached_tokens(prompt):
+        answer = batch.add("x", prompt, max_new_tokens=3, eos_token_ids=())
+        finished(batch)
+        return answer.cached_tokens
+
+    assert cached_tokens(prompt) == 0
+    found = [cached_tokens(prompt[:common] + random_ids(20, i)) for i in range(3, 6)]
+    assert [n if n > 1 else 0 for n in found] == [cached] * 3  # the end of a prompt is computed for its logits
+    assert cached_tokens(prompt) == 199 and cached_tokens([*prompt, *random_ids(9, 2)]) >= 200
+    for i in range(30):
+        cached_tokens(random_ids(20, 10 + i))
+    assert cached_tokens(prompt) < 100
+
+
 def test_running_answers_wait_for_no_more_than_a_piece(model):
     counted, passes = counting(model, lengths_in)
     batch = Batch(counted, 3, 900)

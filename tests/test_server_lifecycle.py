@@ -17,7 +17,7 @@ import pytest
 
 import qwen3_server
 from configs import ROOT
-from helpers import WEATHER, assert_one_line, message_of
+from helpers import WEATHER, assert_one_line, message_of, with_engine
 from qwen3_lib.app.fields import Refusal
 from serving import FRANCE, PARIS, Served, endless, openai, received, started, streamed, until, web
 from qwen3_lib.server import rendering, vetting
@@ -74,6 +74,32 @@ def test_clients_that_leave_free_their_slots(demo):
                 connection.close()
             served.idle()
             assert served.worker.totals["cancelled"] == 2 and time.monotonic() - start < 5
+
+
+def test_a_prompt_is_read_only_while_its_client_is_there(demo):
+    """The stream begins before the first pass has ended; the pass in which the client leaves is the last one. Who sends
+    the same again gets what was read."""
+    passes, go, run = [], threading.Semaphore(0), demo.engine.run
+
+    def held(model, new):
+        passes.append(len(new.token_ids))
+        assert go.acquire(timeout=60)
+        return run(model, new)
+
+    body = {"model": "m", "max_tokens": 2, "stream": True, "messages": [
+        {"role": "user", "content": "a b c d e f g h " * 150}]}
+    with Served(with_engine(demo, run=held), slots=1, longest=4000) as served:
+        with contextlib.closing(endless(served, "/v1/messages", **body)) as connection:
+            received(connection, b"message_start")
+            until(lambda: passes)
+        until(lambda: not served.worker.jobs)
+        go.release()
+        served.idle()
+        assert len(passes) == 1 and served.worker.totals["cancelled"] == 1
+        for _ in range(100):
+            go.release()
+        again = served.ask("/v1/messages", body | {"stream": False})[1]["usage"]
+        assert again["cache_read_input_tokens"] == passes[0] and again["input_tokens"] == sum(passes[1:-1])
 
 
 def test_a_stopping_server_gives_up_answers_and_takes_no_more(demo):

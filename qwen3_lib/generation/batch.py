@@ -53,9 +53,11 @@ class Request:
 class Batch:
     """Answers requests together: `slots` at a time, each with room for `longest` positions, prompt and answer.
 
-    A request that waits joins as soon as a slot is free. A prompt that begins like another one in a slot gets that
-    beginning as a copy; so does one that begins like an earlier one, of which `kept` bytes are kept when their slots
-    are used again. Only requests with the same salt share a beginning. Raises InputError for wrong sizes.
+    A request that waits joins as soon as a slot is free: the slot of the conversation that it continues, or else the
+    one that loses least, by its tokens and how many requests ago it was used. A prompt that begins like another one in
+    a slot gets that beginning as a copy; so does one that begins like an earlier one, of which `kept` bytes are kept
+    when their slots are used again. Only requests with the same salt share a beginning. Raises InputError for wrong
+    sizes.
     """
 
     def __init__(self, model: Model, slots: int, longest: int | None = None, kept: int = 0):
@@ -64,6 +66,7 @@ class Batch:
         for cache in self.slots:
             cache.reserve(cache.max_length)  # now, so that no request fails for want of memory
         self.salts = dict.fromkeys(self.slots, "")  # of the slots' latest requests
+        self.joined, self.n_joined = dict.fromkeys(self.slots, 0), 0  # which request was each slot's latest
         self.longest, self.kept = self.slots[0].max_length, PrefixCache(checked_whole("kept", kept, 0))
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they have joined
@@ -150,7 +153,11 @@ class Batch:
                 return False
         taken = {id(other.cache) for other in self.running}
         free = [cache for cache in self.slots if id(cache) not in taken]
-        request.cache = source if found[source] and source in free else min(free, key=lambda cache: cache.length)
+        self.n_joined += 1
+        goes_on = source in free and source.length <= 2 * found[source] + WORTH_COPYING  # else much may be lost
+        request.cache = source if goes_on else min(free, key=lambda cache: (
+            cache.length - found[cache]) / (self.n_joined - self.joined[cache]))
+        self.joined[request.cache] = self.n_joined
         if request.cache.length > 2 * found[request.cache] and self.kept.limit:
             self.kept.add(request.cache, self.salts[request.cache])
         request.cache.truncate(found[request.cache])

@@ -79,12 +79,12 @@ def add_item(messages: list[Value], item: Any, where: str) -> None:
         messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": as_parts(item.get("output"))})
     elif kind == "reasoning":
         given: Any = item.get("content") or []  # encrypted thoughts of others' models have none
-        parts = [part | {"type": "text"} if isinstance(part, dict) else part 
+        parts = [part | {"type": "text"} if isinstance(part, dict) else part
                  for part in (given if isinstance(given, list) else [given])]
         check_parts(parts, where)
         if thought := "".join(part["text"] for part in parts):
             messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
-    else:
+    elif not str(kind).endswith(("_call", "_call_output")):  # of tools that chat_tools leaves out
         raise Refusal(400, f"{where} must be a message, function_call or function_call_output, not "
                       f"{brief(repr(kind), 80)}", "input")
 

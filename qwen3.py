@@ -428,19 +428,19 @@ class Sequence:
 
     `prompt` [n]; `token_ids`, the tokens drawn so far; `finish_reason`: None until the end, then "stop" (at an
     end-of-text token, which is not kept), "length" (after max_new_tokens, or when the context is full), or what a
-    processor says. Takes the options of `generate`, and processors, see qwen3_lib/generation/processors.py.
+    processor says. Takes the options of `generate`, `sampling` as a whole (default: the model's), and processors, see
+    qwen3_lib/generation/processors.py.
     Raises InputError for ids and values out of range.
     """
 
     def __init__(self, model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
-                 eos_token_ids: Iterable[int] | None = None, processors: Any = (),
-                 **sampling: Unpack[SamplingOptions]):
+                 eos_token_ids: Iterable[int] | None = None, processors: Any = (), sampling: Sampling | None = None):
         if model.embeds:
             raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
         prompt = checked_ids(model, token_ids)
         self.media = None if model.media is None else model.media.held(prompt)  # so that they are kept
         self.model, self.processors = model, [*processors]
-        self.sampling, self.token_ids = model.sampling.updated(**sampling), list[int]()
+        self.sampling, self.token_ids = sampling or model.sampling, list[int]()
         self.finish_reason: str | None = None
         ends = model.eos_token_ids if eos_token_ids is None else eos_token_ids
         self.ends = {checked_whole("an end-of-text id", token, 0) for token in ends}
@@ -520,7 +520,8 @@ def generate(model: Model, token_ids: TokenIds, max_new_tokens: int | None = Non
     cut back to its common prefix with the prompt: in a conversation, only the new tokens are computed.
     Raises InputError, before anything is computed, for ids and values out of range.
     """
-    sequence = Sequence(model, token_ids, max_new_tokens, seed, eos_token_ids, **sampling)
+    settings = model.sampling.updated(**sampling)
+    sequence = Sequence(model, token_ids, max_new_tokens, seed, eos_token_ids, sampling=settings)
     return run(model, sequence, sequence.resume(cache))
 
 
@@ -619,7 +620,7 @@ def chat(model: Model, messages: str | dict[str, Any] | list[dict[str, Any]], to
     text = model.tokenizer.apply_chat_template(messages, tools, enable_thinking=enable_thinking, join_text_parts=True,
                                                chat_template_kwargs=chat_template_kwargs)
     settings = default_sampling(model, enable_thinking).updated(**sampling)
-    sequence = Sequence(model, model.tokenizer.encode(text, False), **limits, **asdict(settings))
+    sequence = Sequence(model, model.tokenizer.encode(text, False), **limits, sampling=settings)
     return Stream(model, sequence, cache)  # type: ignore[return-value]
 
 

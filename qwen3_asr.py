@@ -53,8 +53,8 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 import qwen3  # first: it says in one line what is missing
 import numpy as np
 import tokenizers
-from qwen3 import (LIBRARY, QWEN3, Media, Model, SamplingOptions, Sequence, Source, Stream, attention_in_blocks,
-                   checked_whole, dense, gelu, layer_norm, linear, to_float32)
+from qwen3 import (LIBRARY, QWEN3, Media, Model, Sampling, SamplingOptions, Sequence, Source, Stream,
+                   attention_in_blocks, checked_whole, dense, gelu, layer_norm, linear, to_float32)
 from tokenizer_utils import (InputError, Tokenizer, brief, library_errors, load_tokenizer, make_tokenizer,
                              read_json_object)
 
@@ -301,11 +301,14 @@ def speech_prompt(model: Model, sound: Sound, language: str = "", context: str =
         encode(after + f"language {language}<asr_text>" * bool(language), False)])
 
 
-def speech_options(sound: Sound, max_new_tokens: int | None = None, temperature: float | None = None) -> dict[str, Any]:
-    """The options of a sound's answer: at most as many tokens as the sound has, 13 a second, and 64 more, and greedy,
-    whatever the model's files say; unless others are given."""
-    return {"max_new_tokens": len(sound.ids) + 64 if max_new_tokens is None else max_new_tokens,
-            "temperature": 0.0 if temperature is None else temperature}
+def usual_limit(sound: Sound) -> int:
+    """Most tokens of a sound's text, if nobody sets a limit: as many as the sound has, 13 a second, and 64 more."""
+    return len(sound.ids) + 64
+
+
+def usual_sampling(model: Model) -> Sampling:
+    """The default settings of a sound's text: greedy, whatever the model's files say."""
+    return replace(model.sampling, temperature=0.0)
 
 
 def language_and_text(answer: str, language: str = "") -> tuple[str, str]:
@@ -339,10 +342,10 @@ class Hearing(Stream):
     """The text of a sound as it comes: a Stream without the language before <asr_text>, which `language` is."""
 
     def __init__(self, model: Model, sound: Sound, language: str = "", context: str = "",
-                 max_tokens: int | None = None, temperature: float | None = None, **sampling: Any):
-        limit = None if max_tokens is None else checked_whole("max_tokens", max_tokens, 1)
-        options = sampling | speech_options(sound, limit, temperature)
-        super().__init__(model, Sequence(model, speech_prompt(model, sound, language, context), **options))
+                 max_tokens: int | None = None, seed: int | None = None, eos_token_ids: Any = None, **sampling: Any):
+        limit = checked_whole("max_tokens", usual_limit(sound) if max_tokens is None else max_tokens, 1)
+        super().__init__(model, Sequence(model, speech_prompt(model, sound, language, context), limit, seed,
+                                         eos_token_ids, sampling=usual_sampling(model).updated(**sampling)))
         self.spoken = SpokenText(language)
         ended = itertools.chain(((piece, False) for piece in self.pieces), [("", True)])
         self.pieces = filter(None, itertools.starmap(self.spoken.push, ended))

@@ -167,7 +167,7 @@ def run(args: argparse.Namespace) -> int:
     for origin in args.cors:
         if not re.fullmatch(r"null|[a-z][a-z0-9+.-]*://[^/?#@\s]+", origin):  # as browsers send it
             raise InputError(f"--cors must be an origin such as https://example.org, not {brief(repr(origin))}")
-    most_pixels = answer_options(args).max_pixels
+    options = answer_options(args).given
     key, local, errors = api_key(args), args.host in ("localhost", "127.0.0.1", "::1"), list[Exception]()
 
     listener, timers = listening(args.host, args.port), list[threading.Timer]()
@@ -193,7 +193,7 @@ def run(args: argparse.Namespace) -> int:
     aligner = cache(lambda: load_aligner(args))
     worker = Worker(lambda: open_batch(args, aligner), args.queue, on_end, on_load)
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
-    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose, most_pixels, aligner))
+    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose, options, aligner))
     server = Uvicorn(uvicorn.Config(app, http=Protocol, ws="none", log_level="warning",
                                     server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
     if not local and key is None:

@@ -40,7 +40,7 @@ import itertools
 import math
 import sys
 import threading
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import cached_property
 from importlib.util import find_spec
 from typing import Any
@@ -329,7 +329,7 @@ def prompt_ids(model: Model, ids: TokenIds, pictures: list[Picture]) -> TokenIds
 # ---- The command line ------------------------------------------------------------------------------------------------
 
 def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, system: str | None,
-         enable_thinking: bool | None, max_tokens: int | None, **options: Any) -> qwen3.Stream:
+         enable_thinking: bool | None, max_tokens: int | None, seed: int | None, **sampling: Any) -> qwen3.Stream:
     """qwen3.chat about pictures in files: the template writes <|image_pad|>, and a picture's ids take its place."""
     if not sees(model):
         raise InputError(f"{model.path}: the model can't see: it has no vision tower")
@@ -337,8 +337,8 @@ def chat(model: Model, prompt: str, image: list[str], max_pixels: int | None, sy
     messages = [{"role": "user", "content": "<|vision_start|><|image_pad|><|vision_end|>" * len(shown) + prompt}]
     text = model.tokenizer.apply_chat_template(with_system(messages, system), enable_thinking=enable_thinking)
     ids = prompt_ids(model, model.tokenizer.encode(text, False), shown)
-    model = replace(model, sampling=qwen3.default_sampling(model, enable_thinking))
-    return qwen3.Stream(model, qwen3.Sequence(model, ids, max_tokens, **options))
+    settings = qwen3.default_sampling(model, enable_thinking).updated(**sampling)
+    return qwen3.Stream(model, qwen3.Sequence(model, ids, max_tokens, seed, sampling=settings))
 
 
 def main(argv: list[str] | None = None) -> int:

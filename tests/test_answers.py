@@ -415,7 +415,7 @@ def test_think_budget(rng, talker):
             return token
 
     sequence = qwen3.Sequence(model, prompt, rng.randint(1, 24), rng.randrange(1000), (),
-                              [AnswerText(tokenizer, reader), Noted(tokenizer, reader, budget)], temperature=1.0)
+                              [AnswerText(tokenizer, reader), Noted(tokenizer, reader, budget)], qwen3.Sampling(1.0))
     tokens = list(qwen3.run(model, sequence, qwen3.KVCache(model.config)))
     assert len(tokens) == sequence.limit
     inside, spent = re.search("<think>((?!</think>).)*$", tokenizer.decode(prompt), re.DOTALL) is not None, 0

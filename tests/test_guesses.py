@@ -36,7 +36,7 @@ def test_a_lookup_goes_on_as_the_last_time_after_three_tokens_or_else_two(model,
 
 
 def test_right_guesses_save_passes(model):
-    sequence = qwen3.Sequence(model, [1, 2, 3, 4, 1, 2], 20, temperature=0, eos_token_ids=())
+    sequence = qwen3.Sequence(model, [1, 2, 3, 4, 1, 2], 20, eos_token_ids=(), sampling=qwen3.Sampling())
     guesses, passes = Speculator([Lookup(4)]), 0
 
     def following(model, new):

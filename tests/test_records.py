@@ -62,7 +62,8 @@ def test_options_of_the_record_come_first(demo):
     messages = [{"role": "system", "content": "Rhyme."}, {"role": "user", "content": BEES}]
     for own in (messages, messages[::-1]):  # the record's own system message may stand anywhere
         assert request(demo, settings, {"messages": own}, 1)[0] == chat_ids(demo, own)
-    assert request(demo, JobSettings(raw=True), {"prompt": BEES}, 1) == (demo.tokenizer.encode(BEES), {})
+    assert request(demo, JobSettings(raw=True), {"prompt": BEES}, 1) == (
+        demo.tokenizer.encode(BEES), dataclasses.asdict(demo.sampling))  # resolved here, once
 
 
 def test_a_record_has_the_fields_of_a_request_to_the_server(demo):

@@ -363,7 +363,7 @@ def test_the_largest_size_at_each_door(model, tmp_path):
         asked_here = qwen3.chat(model, row["messages"], max_pixels=given).prompt_ids
         assert (np.array(ids) < 0).sum() == (asked_here < 0).sum() == n
         if part == as_url(LARGE):  # a server has one size for all
-            text, [found] = openai.chat_prompt(model, row, openai.Door(2**12, max_pixels=given))
+            text, [found] = openai.chat_prompt(model, row, openai.Door(2**12, options={"max_pixels": given}))
             assert len(found.ids) == n
 
 

@@ -159,9 +159,10 @@ def add_answer_options(parser: argparse.ArgumentParser) -> Any:
 
 
 def answer_options(args: argparse.Namespace) -> AnswerOptions:
-    """The options of an answer but its draft, see load_draft. Raises InputError before a large model is loaded."""
+    """The options of an answer, but for a model as its draft, see load_draft. Raises InputError before a large model is
+    loaded."""
     there = vars(args)
-    given = {name: there.get(name) for name in OPTION_NAMES if name != "draft"}
+    given = {name: there.get(name) for name in OPTION_NAMES if name != "draft" or there.get(name) in DRAFTS}
     given |= {"max_new_tokens": there.get("max_tokens"), "schema": schema_option(there)}
     if there.get("greedy"):
         given["temperature"] = 0.0
@@ -204,10 +205,10 @@ def engine_of(args: argparse.Namespace, source: Source) -> Engine:
     return qwen3_numba.engine(args.quantize, args.threads, args.kv_dtype, args.activations)(source)
 
 
-def load_draft(args: argparse.Namespace, model: Model) -> Draft | None:
-    """The draft by a model that --draft names, or by the model's own weights in fewer bits; None for the others."""
+def load_draft(args: argparse.Namespace, model: Model) -> Draft | str | None:
+    """What --draft names: a draft by a model, or by the model's own weights in fewer bits; else one of DRAFTS."""
     if args.draft in (None, *DRAFTS):
-        return None
+        return args.draft
     form = args.draft if args.draft in ("int4", "int8") else None
     fast = engine_name(model) != NUMPY
     if form and (not fast or args.quantize == "int4" or args.quantize == form):
@@ -232,8 +233,6 @@ def load_main(args: argparse.Namespace, engine: Engine | None = None) -> Model:
                            adapter=args.adapter)
     except InputError as error:
         raise InputError(f"$QWEN3_MODEL: {error}" if name is not None and args.model is None else str(error)) from error
-    if (draft := getattr(args, "draft", None)) in DRAFTS:
-        model = replace(model, engine=replace(model.engine, drafts=draft == "auto"))
-        if draft == "auto" and not has_mtp_head(model):
-            note("--draft auto has no effect: this model has no MTP head")
+    if getattr(args, "draft", None) == "auto" and not has_mtp_head(model):
+        note("--draft auto has no effect: this model has no MTP head")
     return model if factor is None else replace(model, config=stretched(model.config, factor))

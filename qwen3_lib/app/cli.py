@@ -159,7 +159,7 @@ def answer(args: argparse.Namespace) -> None:
     n_saved = cache.length if cache is not None else 0
     if args.raw:
         ids = encoded(model.tokenizer, prompt, model.config.context_length)
-        completion = Completion(model, ids, cache, options=options)
+        completion = Completion(model, ids, cache, options=options.over(model.sampling))
     else:
         completion = complete(model, messages, tools, args.think, template, cache, options)
     grows = cache is not None and n_saved == completion.cached_tokens < len(completion.prompt_ids) - 1

@@ -71,7 +71,8 @@ def description(source: Records, model: Model, settings: JobSettings) -> dict[st
     digest.update(model.tokenizer.backend.to_str().encode())
     engine += "" if engine == NUMPY else f", cache {cache.dtype}"
     options = asdict(settings) | settings.options
-    del options["options"]
+    for name in ("options", "draft"):  # a draft changes no answer
+        options.pop(name, None)
     return {"format": JOB_FORMAT, "input form": source.form, "input's sha256": source.sha256,
             "model": model_name(model),
             "engine": engine, "model's sha256": digest.hexdigest()} | options

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -41,7 +41,8 @@ class Door:
     """What a request meets where it comes in: a server's door is for strangers, a batch file's for its user."""
     longest: int  # tokens of a prompt and its answer
     folder: Path | None = None  # {"type": "image", "image": FILE} is read from there; None: no file is read
-    max_pixels: int | None = None  # of a picture
+    options: dict[str, Any] = field(default_factory=dict)  # of an answer, for absent fields
+    chat: dict[str, Any] = field(default_factory=dict)  # system, tools, enable_thinking, chat_template_kwargs, likewise
     matchers: Callable[[Model, str], Callable[[], Matcher]] = matchers  # compiles a grammar
 
 
@@ -81,14 +82,14 @@ def request_of(kind: str, body: Body, prompts: list[list[int]], options: AnswerO
 
 # ---- Chat ------------------------------------------------------------------------------------------------------------
 
-def thoughts_of(model: Model, body: Body, default: bool | None) -> tuple[bool | None, int | None, dict[str, Any]]:
+def thoughts_of(model: Model, body: Body, door: Door) -> tuple[bool | None, int | None, dict[str, Any]]:
     """(enable_thinking or the default, thinking_budget, other variables of the chat template) of a request."""
     effort, kwargs = body.get("reasoning_effort"), body.get("chat_template_kwargs", {})
     if effort is not None and (not isinstance(effort, str) or effort not in THOUGHTS):
         raise Refusal(400, f"reasoning_effort must be one of {', '.join(THOUGHTS)}", "reasoning_effort")
     if not isinstance(kwargs, dict):
         raise Refusal(400, "chat_template_kwargs must be an object", "chat_template_kwargs")
-    think, budget = THOUGHTS[effort] if effort is not None else (default, None)
+    think, budget = THOUGHTS[effort] if effort is not None else (door.chat.get("enable_thinking"), None)
     if body.get("tools") and "preserve_thinking" in model.tokenizer.template_variables:
         kwargs = {"preserve_thinking": True} | kwargs  # else a new question would change the prompt before it
     if effort and think and "reasoning_effort" in model.tokenizer.template_variables:  # Qwen3.8: low, medium, xhigh
@@ -224,22 +225,18 @@ def with_arguments(message: Value, where: str) -> Value:
     return message | {"tool_calls": [*map(with_values, calls)]} if isinstance(calls, list) else message
 
 
-def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
-                think: bool | None = None) -> tuple[str, list[Picture]]:
-    """The text of a conversation, and its pictures. If it ends with the assistant's turn, the answer goes on there.
-
-    `system` and `think`: a system message's text and enable_thinking, where the request has none.
-    """
-    messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body, think)
+def chat_prompt(model: Model, body: Body, door: Door) -> tuple[str, list[Picture]]:
+    """The text of a conversation, and its pictures. If it ends with the assistant's turn, the answer goes on there."""
+    messages, (think, _, kwargs) = checked_messages(body.get("messages"), "messages"), thoughts_of(model, body, door)
     if (n := sum(1 + len(message.get("tool_calls") or ()) for message in messages)) > MOST_MESSAGES:
         raise Refusal(400, f"messages: {n:,} messages and calls; at most {MOST_MESSAGES:,} are taken", "messages")
     messages = [with_arguments(message, f"messages: message {i}") for i, message in enumerate(messages)]
     try:
-        messages, pictures = messages_and_pictures(model, messages, bool(kwargs.get("add_vision_id")), door.max_pixels,
-                                                   image_reader(door), door.longest)
+        messages, pictures = messages_and_pictures(model, messages, bool(kwargs.get("add_vision_id")),
+                                                   door.options.get("max_pixels"), image_reader(door), door.longest)
     except PictureError as error:
         raise Refusal(400, str(error).replace(str(model.path), "the model"), error.field) from error
-    if system is not None and all(message["role"] != "system" for message in messages):
+    if (system := door.chat.get("system")) is not None and all(message["role"] != "system" for message in messages):
         messages = with_system(messages, system)
     prefill = messages[-1]["role"] == "assistant" and not messages[-1].get("tool_calls")
     for name, default in (("continue_final_message", False), ("add_generation_prompt", True)):
@@ -259,26 +256,22 @@ def chat_prompt(model: Model, body: Body, door: Door, system: str | None = None,
     return text.rstrip().removesuffix("<|im_end|>") if prefill else text, pictures
 
 
-def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] | None = None) -> GenerationRequest:
-    """A request to /v1/chat/completions. Raises InputError.
-
-    `defaults` for absent fields: options of a Completion, system, tools, enable_thinking, chat_template_kwargs.
-    """
+def chat_request(model: Model, body: Body, door: Door) -> GenerationRequest:
+    """A request to /v1/chat/completions. Raises InputError."""
     must_generate(model)
     if hears(model):
         raise Refusal(400, "this model writes down sounds and doesn't chat: POST /v1/audio/transcriptions", "model")
-    defaults = {name: value for name, value in (defaults or {}).items() if value is not None}
-    system, default, schema = (defaults.pop(name, None) for name in ("system", "enable_thinking", "schema"))
-    others = {name: defaults.pop(name) for name in ("tools", "chat_template_kwargs") if name in defaults}
-    body = others | known(body, CHAT)
-    think, budget, _ = thoughts_of(model, body, default)
+    body = {name: door.chat[name] for name in ("tools", "chat_template_kwargs") if door.chat.get(name) is not None} | \
+        known(body, CHAT)
+    think, budget, _ = thoughts_of(model, body, door)
     tools, forced = tools_of(body)
     one_call = "parallel_tool_calls" in body and not flag(body, "parallel_tool_calls")
-    defaults = asdict(default_sampling(model, think)) | defaults | ({} if budget is None else {"think_budget": budget})
+    defaults = door.options | ({} if budget is None else {"think_budget": budget})
     top = whole(body, "top_logprobs", 0, 0, MOST_LOGPROBS)
     if flag(body, "logprobs"):
         defaults["logprobs"] = top
-    options = body_options(defaults, body)
+    schema = defaults.pop("schema", None)
+    options = body_options(defaults, body).over(default_sampling(model, think))
     bound = [] if isinstance(schema, Grammar) else tools or []  # with a job's own grammar, tools are only told
     field = "response_format" if "response_format" in body else "schema"
     if field in body:
@@ -288,7 +281,7 @@ def chat_request(model: Model, body: Body, door: Door, defaults: dict[str, Any] 
     if schema is not None or forced or any(map(is_strict, tools or ())):
         options = replace(options, schema=answer_schema(model, schema, bound, forced, not one_call, options.max_string,
                                                         field, door))
-    text, pictures = chat_prompt(model, body, door, system, default)
+    text, pictures = chat_prompt(model, body, door)
     prompt = encoded(model.tokenizer, text, door.longest, add_special_tokens=False)
     if pictures:
         prompt = [*map(int, prompt_ids(model, prompt, pictures))]
@@ -317,10 +310,10 @@ def text_request(model: Model, body: Body, door: Door) -> GenerationRequest:
     if "best_of" in body and body["best_of"] != body.get("n", 1):
         raise Refusal(400, "best_of isn't supported, unless it is n", "best_of")
     prompts = prompts_of(model, body.get("prompt"), door.longest)
-    defaults = asdict(default_sampling(model, None))
+    defaults = dict(door.options)
     if "logprobs" in body:
         defaults["logprobs"] = whole(body, "logprobs", 0, 0, MOST_LOGPROBS)
-    echo, options = flag(body, "echo"), body_options(defaults, body)
+    echo, options = flag(body, "echo"), body_options(defaults, body).over(model.sampling)
     if echo and options.logprobs is not None:
         raise Refusal(400, "echo with logprobs isn't supported", "echo")
     echoes = [model.tokenizer.decode(prompt) if echo else "" for prompt in prompts]

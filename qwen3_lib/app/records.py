@@ -164,12 +164,13 @@ def request_of_row(model: Model, settings: JobSettings, row: Row, line: int, fol
         body = known(body, RAW)
         if "schema" in body:
             options["schema"] = body["schema"]
-        return request_of("text", body, [encoded(model.tokenizer, prompt, context)], body_options(options, body),
-                          context)
+        return request_of("text", body, [encoded(model.tokenizer, prompt, context)],
+                          body_options(options, body).over(model.sampling), context)
     if prompt is not None:
         body["messages"] = [{"role": "user", "content": prompt}]
-    asked = chat_request(model, body, Door(context, folder, options.pop("max_pixels", None)), options | {
-        "system": settings.system, "tools": settings.tools, "enable_thinking": settings.think})
+    chat = {"system": settings.system, "tools": settings.tools, "enable_thinking": settings.think,
+            "chat_template_kwargs": options.pop("chat_template_kwargs", None)}
+    asked = chat_request(model, body, Door(context, folder, options, chat))
     if asked.n > 1 or asked.stream or asked.one_call:
         raise InputError("n must be 1, stream false and parallel_tool_calls true here")
     return asked

@@ -32,8 +32,9 @@ def generate_batch(model: Model, prompts: list[TokenIds], max_new_tokens: int | 
     """
     if seed is not None:
         checked_whole("seed", seed, 0)
-    runs = [Run(Sequence(model, prompt, max_new_tokens, None if seed is None else seed + i, eos_token_ids, **sampling),
-                model.engine.new_cache(model.config)) for i, prompt in enumerate(prompts)]
+    settings = model.sampling.updated(**sampling)
+    runs = [Run(Sequence(model, prompt, max_new_tokens, None if seed is None else seed + i, eos_token_ids,
+                         sampling=settings), model.engine.new_cache(model.config)) for i, prompt in enumerate(prompts)]
     while running := [run for run in runs if run.sequence.finish_reason is None]:
         for tokens in step(model, running):
             if isinstance(tokens, InputError):

@@ -54,14 +54,14 @@ class Completion(Stream):
                  tools: list[dict[str, Any]] | None = None, picture_seconds: float = 0.0,
                  options: AnswerOptions | None = None, closed: bool = False,
                  **given: Unpack[GivenOptions]):
-        """Takes the options of options.py, together as `options` or by name.
+        """Takes the options of options.py: as `options`, with all settings of sampling, or by name.
 
         `tools`, JSON schemas, give the arguments of calls in XML their types. `picture_seconds`: how long the prompt's
         pictures have taken; the `times` begin so much earlier. `closed`: it runs no passes; a Batch gives it tokens.
         """
-        wanted, tokenizer = options_of(given) if options is None else options, model.tokenizer
+        wanted, tokenizer = options or options_of(given).over(model.sampling), model.tokenizer
         self.model, self.sequence = model, Sequence(model, token_ids, wanted.max_new_tokens, wanted.seed,
-                                                    wanted.eos_token_ids, **wanted.sampling)
+                                                    wanted.eos_token_ids, sampling=wanted.sampling)
         turn = last_turn(tokenizer, self.sequence.prompt)
         think_ids = tokenizer.token_to_id("<think>"), tokenizer.token_to_id("</think>")
         self.reader = StoppingReader(inside_thought(turn), values_for(tools), think_ids, stop=tuple(wanted.stop or ()))

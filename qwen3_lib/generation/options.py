@@ -14,6 +14,7 @@ from tokenizer_utils import InputError, brief
 
 
 DRAFTS = ("auto", "off")
+SAMPLING = tuple(Sampling.__dataclass_fields__)
 
 
 class GivenOptions(SamplingOptions, MoreOptions, total=False):
@@ -74,7 +75,7 @@ class AnswerOptions:
             raise InputError(f"draft must be a model, or {' or '.join(DRAFTS)}, not {brief(repr(self.draft))}")
         if self.max_pixels is not None:
             checked_number("max_pixels", self.max_pixels, 1, PIXELS_LIMIT)
-        Sampling().updated(**self.sampling)
+        Sampling().updated(**{name: getattr(self, name) for name in SAMPLING})
         object.__setattr__(self, "stop", checked_stop(self.stop))  # as a tuple
 
     def over(self, defaults: Sampling) -> Self:
@@ -87,9 +88,9 @@ class AnswerOptions:
         return {name: value for name, value in vars(self).items() if value not in (None, ())}
 
     @property
-    def sampling(self) -> dict[str, Any]:
-        """The fields of qwen3.Sampling."""
-        return {name: getattr(self, name) for name in Sampling.__dataclass_fields__}
+    def sampling(self) -> Sampling:
+        """How tokens are drawn, once all of it is given: see `over`. Raises InputError before."""
+        return Sampling(**{name: getattr(self, name) for name in SAMPLING})
 
 
 MOST_STOPS, LONGEST_STOP = 64, 1024  # characters; each token is compared with all of them

@@ -10,7 +10,8 @@ from typing import Any, Literal, Self, Unpack
 import numpy as np
 
 from qwen3 import Model, checked_number
-from qwen3_asr import RATE, SpokenText, language_named, sounds_of, speech_options, speech_prompt
+from qwen3_asr import (RATE, SpokenText, language_named, sounds_of, speech_prompt, usual_limit,
+                       usual_sampling)
 from qwen3_lib.generation.aligner import Word, check_aligner, timed_words
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions, GivenOptions, options_of
@@ -112,7 +113,7 @@ class SpeechRequest:
         if words is not None:
             check_aligner(words, self.given)
         self.sound, self.context, self.longest_part, self.words, self.each = sound, context, longest_part, words, each
-        self.options = replace(options, stop_loops=options.stop_loops is not False)
+        self.options = replace(options.over(usual_sampling(model)), stop_loops=options.stop_loops is not False)
         self.heard, self.tower_seconds = [*heard], 0.0
         self.so_far, self.end = joined_text(self.heard), round(self.heard[-1].end * RATE) if self.heard else 0
 
@@ -128,10 +129,10 @@ class SpeechRequest:
                 if sound is None:
                     yield None
             self.tower_seconds += time.perf_counter() - began
-            options = speech_options(sound, self.options.max_new_tokens, self.options.temperature)
             self.spoken = spoken = SpokenText(self.given)
+            limit = self.options.max_new_tokens or usual_limit(sound)
             yield (speech_prompt(self.model, sound, self.given, self.context or "").tolist(),
-                   replace(self.options, **options))
+                   replace(self.options, max_new_tokens=limit))
             words = () if self.words is None else timed_words(self.words, samples, spoken.text, spoken.language, start,
                                                               self.each)
             self.heard.append(Part(start, self.end / RATE, spoken.text, spoken.language, str(self.answer.ended),

@@ -120,7 +120,7 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     tokenizer, config = model.tokenizer, model.config
     text, prompt, seen = page_prompt(model, options) if options.sound is None else heard_prompt(model, options)
     given = options.answer
-    settings = qwen3.default_sampling(model, options.enable_thinking).updated(**given.sampling)
+    settings = given.over(qwen3.default_sampling(model, options.enable_thinking)).sampling
     seed = int(np.random.default_rng().integers(2**31)) if given.seed is None else given.seed
 
     recorder = Recorder(model)

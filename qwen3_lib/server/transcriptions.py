@@ -269,6 +269,6 @@ class Speech(SpeechRequest):
         """A part with all the fields that clients expect; the model says only whether there is speech, 0 or 1."""
         data, answer, scores = part.text.encode(), self.answer, [each.logprob for each in self.answer.logprobs]
         return {"id": len(self.segments), "seek": round(100 * part.start), "start": part.start, "end": part.end,
-                "text": part.text, "tokens": answer.token_ids, "temperature": answer.options.temperature,
+                "text": part.text, "tokens": answer.token_ids, "temperature": self.options.temperature,
                 "avg_logprob": sum(scores) / max(1, len(scores)), "compression_ratio": len(data) / len(compress(data)),
                 "no_speech_prob": float(not part.language), "finish_reason": part.finish_reason}

@@ -11,7 +11,7 @@ import re
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -68,7 +68,7 @@ class Limits:
     origins: tuple[str, ...] = ()  # web pages that may ask, beside this server's own
     hosts: tuple[str, ...] | None = None  # names under which the server may be asked; None: any
     verbose: bool = False  # a line on stderr for each request
-    max_pixels: int | None = None  # of a picture
+    options: dict[str, Any] = field(default_factory=dict)  # of answers, see Door
     aligner: Callable[[], Model | None] = lambda: None  # the forced aligner, if there is one
 
 
@@ -327,7 +327,7 @@ class Server:
     async def asked(self, request: Request, answer: Callable[[Model, Body, Door], Any]) -> Response:
         """The response of a function of ANSWERS, which runs beside the event loop."""
         model, content, began = self.worker.model, await content_of(request), time.monotonic()
-        door = Door(self.longest, max_pixels=self.limits.max_pixels, matchers=self.grammars.matchers)
+        door = Door(self.longest, options=self.limits.options, matchers=self.grammars.matchers)
         sent: Body = {}  # the names of the fields
 
         def read() -> Any:

@@ -133,7 +133,7 @@ def test_failed_records_are_counted(capfd, tmp_path, tiny):
     status, err = main(capfd, source, "--out", tmp_path / "out.jsonl", "--model", tiny, "-n", 1)
     assert status == 0 and "1 record answered" in err and "; 2 records failed: the results say why" in err
     found = {value["line"]: value for value in read_lines(tmp_path / "out.jsonl")}
-    assert "empty" in found[2]["error"] and "room" in found[3]["error"] and len(found[1]["logprobs"][0]["top"]) == 2
+    assert "empty" in found[2]["error"] and "too long" in found[3]["error"] and len(found[1]["logprobs"][0]["top"]) == 2
     status, err = main(capfd, source, "--out", tmp_path / "fast.jsonl", "--model", tiny, "-n", 1, "--fail-fast")
     assert status == 1 and "record 2: the prompt is empty" in err
     for prompts, expected in (([""], 1), ([], 0)):

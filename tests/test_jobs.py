@@ -13,7 +13,7 @@ from helpers import assert_one_line, forked, message_of
 from tokenizer_utils import Answer
 from qwen3_lib.app import jobs
 from qwen3_lib.app.jobs import Results
-from qwen3_lib.app.records import open_source
+from qwen3_lib.app.records import JobSettings, open_source
 from qwen3_lib.generation.options import AnswerOptions
 from qwen3_lib.io.errors import InputError
 
@@ -233,6 +233,15 @@ def test_a_full_disk(scratch, expected):
         assert_one_line(said.read_text(), "out.jsonl: cannot be written: File too large", "the same command goes on")
         assert before <= whole(out)
     assert limit > 10_000 and results(out) == expected
+
+
+def test_a_draft_belongs_to_no_job(demo, tmp_path):
+    """It changes no answer, so a job goes on with another one."""
+    (tmp_path / "in.txt").write_text("a")
+    source = open_source(str(tmp_path / "in.txt"))
+    plain, faster, other = (jobs.description(source, demo, JobSettings(options))
+                            for options in ({}, {"draft": "auto"}, {"top_k": 3}))
+    assert plain == faster != other
 
 
 def test_a_disk_too_full_for_the_description(scratch):

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers import PERU
+from helpers import PERU, message_of
 from qwen3_lib.app.openai import Door, chat_request, text_request
 from qwen3_lib.app.fields import Refusal
 from qwen3_lib.app.objects import call_object, chat_choice
@@ -48,6 +48,17 @@ def test_minus_one_is_no_limit_and_no_seed(demo, field, option, value):
     with pytest.raises(Refusal, match=f"^{field} ") as refused:
         asked(demo, **{field: -2})
     assert refused.value.param == field
+
+
+def test_options_of_the_door_are_those_of_absent_fields(demo):
+    """All settings of sampling are given then; no body changes what only a door may say."""
+    door = Door(1000, options={"draft": "off", "max_pixels": 5000, "temperature": 0.5, "top_k": 7})
+    for make, body in ((chat_request, {"messages": ASKED}), (text_request, {"prompt": "a"})):
+        [(_, options)] = make(demo, body | {"top_k": 9}, door).answers
+        assert (options.draft, options.max_pixels) == ("off", 5000)
+        assert options.sampling == demo.sampling.updated(temperature=0.5, top_k=9)
+        for field in ("draft", "max_pixels"):
+            assert "unknown field" in message_of(make, demo, body | {field: 1}, door)
 
 
 def test_how_many_of_a_thing_a_request_may_ask_for(demo):

@@ -16,6 +16,7 @@ import urllib.request
 import pytest
 
 import qwen3_server
+from qwen3_batch import checked_size, positions_in
 from configs import ROOT
 from helpers import WEATHER, assert_one_line, message_of, with_engine
 from qwen3_lib.app.fields import Refusal
@@ -229,6 +230,24 @@ def test_the_command():
         assert re.fullmatch(r"GET /health 200, \d+\.\d\d s", log[0])
         tokens = f"{chunks[-1].usage.prompt_tokens} \\+ {chunks[-1].usage.completion_tokens} tokens"
         assert re.fullmatch(rf"POST /v1/chat/completions 200, \d+\.\d\d s, {tokens}", log[-1])
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_the_default_context_is_what_the_memory_holds(demo):
+    """Its line says so, and a longer prompt is refused before anything is computed."""
+    n = positions_in(demo, 2, checked_size("8MB"))
+    process, lines = started("--memory", "8MB")
+    try:
+        assert lines[1] == (f"2 answers at a time, each of at most {n} tokens with its prompt, of the 4,096 that the "
+                            "model can read (--context, --memory)\n")
+        url = lines[-1].split()[-1].removesuffix("/v1")
+        with openai.OpenAI(base_url=f"{url}/v1", api_key="x", timeout=60, max_retries=0) as client:
+            with pytest.raises(openai.BadRequestError, match=f"prompt is too long: {n} tokens > {n - 1} maximum"):
+                client.completions.create(model="m", prompt=[5] * n)
+        metrics = urllib.request.urlopen(f"{url}/metrics", timeout=10).read().decode()
+        assert "qwen3_answers_begun_total 0\n" in metrics
     finally:
         process.kill()
         process.wait()

@@ -1,16 +1,20 @@
 """qwen3_lib/server/messages.py: Anthropic's form, on the wire and by the `anthropic` package."""
 import contextlib
+import copy
 import json
 import random
 import time
 import urllib.request
+from collections import Counter
 
 import pytest
 
-from helpers import WEATHER
+from helpers import WEATHER, assert_one_line
+from qwen3 import InputError
 from qwen3_lib.app.openai import Door, chat_request, with_one_system_message
 from serving import FRANCE, PARIS, Served, endless, until, web  # first: it skips where packages are missing
 from qwen3_lib.server.messages import messages_request
+from test_server_attack import VALUES
 from test_server_lifecycle import KEYS
 
 TOOL = {"name": "get_weather", "description": WEATHER["function"]["description"],
@@ -257,3 +261,32 @@ def told(messages):
     contents = [(each["role"], each["content"]) for each in messages]
     return "".join(f"<{role} {content if isinstance(content, str) else ''.join(part['text'] for part in content)}>"
                    for role, content in contents)
+
+
+def test_requests_with_any_value_anywhere(demo):
+    """A value deep in a request that is another than expected: an answer's prompt, or one line."""
+    picture = {"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "x"}}
+    good = ASK | {"system": [{"type": "text", "text": "S"}], "tools": [TOOL], "tool_choice": {"type": "auto"},
+                  "thinking": {"type": "enabled", "budget_tokens": 9}, "stop_sequences": ["x"],
+                  "output_config": {"effort": "low", "format": {"type": "json_schema", "schema": {"type": "object"}}},
+                  "messages": [*RAIN, {"role": "assistant", "content": USED}, {"role": "user", "content": [
+                      result([{"type": "text", "text": "a"}]), {"type": "text", "text": "b"}]},
+                      {"role": "system", "content": "Late."}, {"role": "user", "content": [{"type": "document"}]}]}
+    rng, door = random.Random(7), Door(4096)
+    assert messages_request(demo, good, door).n_prompt > 100
+    counts = Counter()
+    for _ in range(400):
+        body = copy.deepcopy(good)
+        if rng.random() < 0.1:
+            body["messages"][-1]["content"].append(copy.deepcopy(picture))
+        place, key = body, rng.choice([*body])
+        while isinstance(place[key], dict | list) and place[key] and rng.random() < 0.8:
+            place = place[key]
+            key = rng.choice([*place]) if isinstance(place, dict) else rng.randrange(len(place))
+        place[key] = rng.choice(VALUES)
+        try:
+            counts[messages_request(demo, body, door).kind] += 1
+        except InputError as error:
+            assert_one_line(str(error))
+            counts["refused"] += 1
+    assert min(counts["message"], counts["refused"]) > 50

@@ -46,7 +46,7 @@ from tokenizer_utils import is_picture
 
 LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body; seconds until it comes
 LARGE_BODY = 2**17  # bytes; a larger one waits for others that are: reading it may take a second of Python
-MOST_VALUES = 2**19  # commas and brackets in a body: parsing millions of small values would hold up the others
+MOST_VALUES = 2**19  # commas, colons and brackets in a body: parsing millions of small values would hold up the others
 THREADS = 64  # for what requests compute beside the event loop and the model
 CHAT_PAGE, POLICY = joined(Path(__file__).with_name("page") / "page.html", {}, "; connect-src 'self'; img-src data:; "
                       "frame-ancestors 'none'; require-trusted-types-for 'script'; trusted-types dompurify")
@@ -143,8 +143,8 @@ async def content_of(request: Request) -> bytearray:
                     raise Refusal(413, f"the body has more than {LARGEST_BODY} bytes")
     except TimeoutError as error:
         raise Refusal(408, f"the body has not come within {BODY_SECONDS} seconds") from error
-    if (n := sum(map(content.count, (b",", b"[", b"{")))) > MOST_VALUES:
-        raise Refusal(413, f"the body has {n:,} commas and brackets; at most {MOST_VALUES:,} are taken")
+    if (n := sum(map(content.count, b",:[{"))) > MOST_VALUES:
+        raise Refusal(413, f"the body has {n:,} commas, colons and brackets; at most {MOST_VALUES:,} are taken")
     return content
 
 

@@ -127,8 +127,10 @@ CALLED = {"role": "assistant", "content": "I look.", "reasoning_content": "Look.
                    {"role": "user", "content": "And Rome?"}]}),
     ({"messages": [*RAIN, {"role": "assistant", "content": USED}, {"role": "user", "content": [
         result([{"type": "text", "text": "21"}, {"type": "tool_reference", "tool_name": "x"}])]}]},
-     {"messages": [*RAIN, CALLED, {"role": "tool", "content": "21[tool_reference: left out, because only texts and "
-                                   "pictures can be read here]"}]}),
+     {"messages": [*RAIN, CALLED, {"role": "tool", "content": "21[tool_reference: left out, because this model can't "
+                                   "read it]"}]}),
+    ({"messages": [{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}]},
+     {"messages": [{"role": "user", "content": "[image: left out, because this model can't read it]"}]}),
     ({"messages": [*FRANCE, {"role": "system", "content": "Late."}, {"role": "ctx", "content": "x"}]},
      {"messages": [*FRANCE, {"role": "system", "content": "Late."}, {"role": "user", "content": "x"}]}),
     ({"messages": [{"role": "user", "content": [{"type": "document", "source": {"type": "text", "data": "D"}}]}]},

@@ -15,6 +15,7 @@ from qwen3_lib.app.openai import Door, GenerationRequest, Value, chat_request
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.server.replies import ChatReply, encode, typed_event
 from qwen3_lib.server.worker import Job
+from qwen3_vision import sees
 from tokenizer_utils import with_system
 
 # A chat's field -> the same here
@@ -36,7 +37,7 @@ def messages_request(model: Model, body: Body, door: Door) -> GenerationRequest:
     if not isinstance(name, str) or len(name) > LONGEST_NAME:
         raise Refusal(400, f"model must be a text of at most {LONGEST_NAME} characters", "model")
     try:
-        return replace(chat_request(model, chat_body(body), door), kind="message", model_name=name)
+        return replace(chat_request(model, chat_body(body, sees(model)), door), kind="message", model_name=name)
     except InputError as error:
         raise as_sent(error, sent_names(body) | NAMES_HERE) from error
 
@@ -56,12 +57,15 @@ def error_value(error: Refusal) -> Value:
 
 # ---- Requests --------------------------------------------------------------------------------------------------------
 
-def chat_body(body: Body) -> Body:
-    """A request as one to /v1/chat/completions. Fields that a chat hasn't are ignored. Raises Refusal."""
+def chat_body(body: Body, seeing: bool) -> Body:
+    """A request as one to /v1/chat/completions; `seeing`: to a model that sees. Fields that a chat hasn't are ignored.
+
+    Raises Refusal.
+    """
     body = {name: value for name, value in body.items() if value is not None}
     given, messages = body.get("messages"), list[Value]()
     for i, message in enumerate(given if isinstance(given, list) else ()):
-        add_message(messages, message, f"messages: message {i}")
+        add_message(messages, message, seeing, f"messages: message {i}")
     system = "\n\n".join(text for block in blocks_of(body.get("system", ""), "system")
                          if (text := text_of_block(block, "system")) and not text.startswith(ATTRIBUTION))
     chat = {name: body[name] for name in SHARED_FIELDS if name in body}
@@ -87,7 +91,7 @@ def chat_body(body: Body) -> Body:
     return chat
 
 
-def add_message(messages: list[Value], message: Any, where: str) -> None:
+def add_message(messages: list[Value], message: Any, seeing: bool, where: str) -> None:
     """Adds a message as those of a chat: results of tools are messages of their own there. Raises Refusal."""
     if not isinstance(message, dict) or not isinstance(role := message.get("role"), str):
         raise Refusal(400, f"{where} must be an object with a role", "messages")
@@ -95,9 +99,9 @@ def add_message(messages: list[Value], message: Any, where: str) -> None:
     if role == "assistant":
         return messages.append(answer_of(blocks, where))
     results = [block for block in blocks if block["type"] == "tool_result"]
-    parts = [part_of(block) for block in blocks if block["type"] != "tool_result"]
+    parts = [part_of(block, seeing) for block in blocks if block["type"] != "tool_result"]
     messages += [{"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": [
-        part_of(part) for part in blocks_of(block.get("content", ""), where)]} for block in results]
+        part_of(part, seeing) for part in blocks_of(block.get("content", ""), where)]} for block in results]
     if results:  # a message of a user's would end the turn in which the model calls tools
         is_note = [str(part.get("text")).startswith(REMINDER) for part in parts]
         messages[-1]["content"] += [part for part, noted in zip(parts, is_note) if noted]
@@ -136,18 +140,19 @@ def text_of_block(block: Value, where: str) -> str:
     return text
 
 
-def part_of(block: Value) -> Value:
-    """A block as a part of a chat's content. Of what the model can't read, it is told that it was there."""
+def part_of(block: Value, seeing: bool) -> Value:
+    """A block as a part of a chat's content. Of what the model can't read, it is told that it was there: an error would
+    come again with each request, because an agent sends the block again and again."""
     kind, source = block["type"], block.get("source")
     source = source if isinstance(source, dict) else {}
     if kind == "text":
         return {"type": "text", "text": block.get("text")}
-    if kind == "image":
+    if kind == "image" and seeing:
         data = f"data:{source.get('media_type')};base64,{source.get('data')}"
         return {"type": "image_url", "image_url": {"url": source.get("url") if source.get("type") == "url" else data}}
     if kind == "document" and source.get("type") == "text":
         return {"type": "text", "text": source.get("data")}
-    return {"type": "text", "text": f"[{brief(kind, 80)}: left out, because only texts and pictures can be read here]"}
+    return {"type": "text", "text": f"[{brief(kind, 80)}: left out, because this model can't read it]"}
 
 
 def functions_of(tools: Any) -> list[Value]:

@@ -12,7 +12,7 @@ time to read its weights. From that follows the design:
 
     fewer bytes      weights stay bfloat16 as in the file, or become 8 or 4 bits; keys and values are 16, 8 or 32 bits
     full bandwidth   each core reads its share of the rows as one stream, without gaps
-    nothing else     one job for the threads per token: they meet at barriers and never wait for Python in between
+    nothing else     one job for the threads per token: they share pieces of it and never wait for Python in between
 
 Every public name of qwen3.py is here, too; a function with a namesake in qwen3.py does the same. The room below is
 qwen3_lib/kernels/:
@@ -31,7 +31,7 @@ qwen3_lib/kernels/:
     packing.py     tensors of a file become matrices in memory
     weights.py     which matrix takes which format, and where kernels find it
     memory.py      aligned arrays, and the space that kernels work in
-    team.py        the threads
+    team.py        the threads; crew.py: how they share the work of a kernel, and wait
 """
 from __future__ import annotations
 

@@ -35,6 +35,8 @@ WORKS = {
     "speed": Work("speed", 5, f"{LLAMA}; the other engines", "25 minutes with --rounds 1, 16 GB",
                   "speed and memory beside all engines: a file for this kind of CPU in bench/results"),
     "batch": Work("works", 3, LLAMA, "15 minutes, 12 GB", "tokens/s of 1 to 32 sequences together, and the limit"),
+    "busy": Work("works", 5, f"{LLAMA}; the other engines", "15 minutes (an estimate), 12 GB",
+                 "what is left of each engine's speed beside a program that takes half of one core"),
     "embed": Work("works", 3, f"{LLAMA}; torch", "30 minutes, 10 GB", "texts per second of Qwen3-Embedding-0.6B"),
     "hybrid": Work("works", 3, LLAMA, "20 minutes, 12 GB", "Qwen3.5-0.8B, and a second turn after 8,000 tokens"),
     "moe": Work("works", 3, LLAMA, "15 minutes, 15 GB", "a mixture of experts: 4 layers of Qwen3-30B-A3B"),

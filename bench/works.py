@@ -1,6 +1,8 @@
 """Works of run.py: a function with its name for each row of the table there."""
+import contextlib
 import itertools
 import random
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -14,7 +16,7 @@ import numpy as np
 from threadpoolctl import threadpool_limits
 
 from harness import ALL, ENTRIES, NAN, PAIRS, ROOT, Bench, engines_table, seconds, table
-from peers import NumbaEngine, NumpyEngine, matrices_of, open_engine, peer_file, read_bytes, torch_model
+from peers import NumbaEngine, NumpyEngine, build_ik, matrices_of, open_engine, peer_file, read_bytes, torch_model
 
 # ---- Many sequences together -----------------------------------------------------------------------------------------
 
@@ -50,6 +52,61 @@ def batch(bench: Bench, counts: Sequence[int] = (1, 2, 4, 8, 16, 32), prompt: in
             *table(["the limit", *map(str, counts)], *([name, *(limit(name, n) for n in counts)]
                                                        for name in PAIRS if name in bench.workers)), "",
             "(a): arithmetic is the limit, not the memory.", *bench.ratios(*counts)]
+
+
+# ---- Beside another program ------------------------------------------------------------------------------------------
+
+BESIDE = ("bf16-rounded", "llama-bf16", "ik-bf16", "openvino-fp16", "int4", "llama-q4_0", "ik-q4_0", "openvino-int4")
+HALF = """
+import os, sys, time
+if hasattr(os, "sched_setaffinity"):
+    os.sched_setaffinity(0, {int(sys.argv[1])})
+print("begun", flush=True)
+end = time.perf_counter()
+while True:
+    start, end = time.thread_time(), max(end + 0.01, time.perf_counter())
+    while time.thread_time() < start + 0.005:
+        pass
+    time.sleep(max(end - time.perf_counter(), 0))
+"""
+
+
+@contextlib.contextmanager
+def half_a_core(core: int) -> Iterator[None]:
+    """Meanwhile a program takes 5 ms of each 10 ms of a core, where Linux lets it choose one."""
+    with subprocess.Popen([sys.executable, "-c", HALF, str(core)], stdout=subprocess.PIPE) as program:
+        assert program.stdout
+        program.stdout.readline()
+        try:
+            yield
+        finally:
+            program.kill()
+
+
+def busy(bench: Bench, context: int = 16, prompt: int = 512, tokens: int = 48) -> list[str]:
+    """What is left of an engine's speed while another program takes half of one core, as a browser does. The median of
+    the tokens counts.
+    """
+    config = bench.model()
+    if bench.args.ik:
+        build_ik(bench.args.ik, bench.folder / "ik_llama.cpp")
+    ids = np.random.default_rng(0).integers(0, config.vocab_size, max(prompt, tokens)).tolist()
+    for name in bench.names(bench.args.engines or BESIDE):
+        bench.open(name, open_engine, max(context + tokens, prompt))
+        if name in bench.workers and ENTRIES[name].engine == "this engine":
+            bench.workers[name]("settle")
+    works = {"prompt": ("prefill_speed", ids[:prompt]), "decode": ("decode_speed", context, ids[:tokens])}
+    for turn in range(bench.args.rounds):
+        for what, work in works.items():
+            bench.each(what, *work, rounds=1, warm=not turn)
+            with half_a_core(turn % bench.args.threads):
+                bench.each(f"{what}, busy", *work, rounds=1, warm=False)
+    return ["Tokens/s, also while another program takes half of one core, and what is left:", "",
+            *engines_table([title for what in works for title in (what, "busy", "left")], {name: [
+                cell for what in works for cell in (
+                    *(f"{bench.median(name, each):.1f}" for each in (what, f"{what}, busy")),
+                    f"{bench.ratio(name, name, f'{what}, busy', what):.2f}")] for name in bench.workers}), "",
+            f"The work allows {1 - 1 / (2 * bench.args.threads):.2f}."]
 
 
 # ---- Vectors ---------------------------------------------------------------------------------------------------------

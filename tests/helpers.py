@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 from pathlib import Path
 
@@ -359,3 +360,23 @@ def memory_while_loading(path, quantize=None, threads=8) -> tuple[int, int, int]
 
 def patiently(examples):
     return settings(max_examples=examples, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
+
+
+def in_time(action, seconds=60):
+    """What action() returns or raises, in a thread, so that a test that waits for ever fails instead."""
+    outcome = []
+
+    def attempt():
+        try:
+            outcome.append((action(), None))
+        except BaseException as error:
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=attempt, daemon=True)
+    thread.start()
+    thread.join(seconds)
+    assert outcome, f"still waiting after {seconds} s"
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result

@@ -40,7 +40,7 @@ def test_a_parameter_is_an_option():
 
 @pytest.mark.bench
 @pytest.mark.parametrize("name, model, options", [
-    ("batch", BASE, ["--counts", 1, 2]), ("embed", BASE, []), ("draft", BASE, ["--tokens", 8]), ("moe", MOE, []),
+    ("batch", BASE, ["--counts", 1, 2]), ("busy", BASE, ["--tokens", 4, "--prompt", 40]), ("embed", BASE, []), ("draft", BASE, ["--tokens", 8]), ("moe", MOE, []),
     ("hybrid", "tests/tiny_hybrid", ["--turn", 300]), ("mtp", "tests/tiny_hybrid", ["--tokens", 8]),
     ("speech", "tests/tiny_hearing", ["--length", 2, "--tokens", 3]),
     ("parts", BASE, ["--formats", "int8", "--lengths", 64, "--contexts", 16]), ("quality", BASE, ["--tables", "random"]),

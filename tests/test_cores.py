@@ -53,6 +53,21 @@ def test_available_cpus(monkeypatch):
     assert cores.available_cpus() == 1
 
 
+@pytest.mark.parametrize("files, expected", [
+    ({}, 8), ({"cpu.max": "max 100000"}, 8), ({"cpu.max": "250000 100000"}, 2), ({"cpu.max": "10000 100000"}, 1),
+    ({"cpu/cpu.cfs_quota_us": "300000", "cpu/cpu.cfs_period_us": "100000"}, 3),
+    ({"cpu/cpu.cfs_quota_us": "-1", "cpu/cpu.cfs_period_us": "100000"}, 8), ({"cpu/cpu.cfs_quota_us": "300000"}, 8),
+    ({"cpu.max": "1600000 100000"}, 8)])
+def test_the_quota_of_a_cgroup(files, expected, tmp_path, monkeypatch):
+    """Of version 2, and of version 1, where there are two files."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(cores, "CGROUPS", tmp_path)
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text + "\n")
+    assert cores.available_cpus() == expected
+
+
 @pytest.mark.parametrize("hidden_size, cpus, expected", [(256, 3, 1), (1024, 3, 3), (1024, 16, 4)],
                          ids=["small", "the CPUs of this process", "no more than the host program allows"])
 def test_threads_of_a_pass(four_threads, monkeypatch, hidden_size, cpus, expected):

@@ -11,7 +11,6 @@ from make_random_model import make_random_model
 from packed import FromPython
 from qwen3_lib.io.facts import weight_bytes
 from qwen3_lib.kernels import experts
-from qwen3_lib.kernels.layers import Crew
 from qwen3_lib.kernels.layout import ROUTING
 from test_qwen3_moe import MOE, fuse
 from test_qwen3_numba import distance, tensor_of
@@ -113,7 +112,7 @@ def test_choose():
 
 
 def test_pairs_are_sorted_and_shared():
-    """Each row of each expert is computed by one thread, whatever their number; the pairs are in the experts' order."""
+    """Each row of each expert belongs to one part, whatever their number; the pairs are in the experts' order."""
     rng, n = np.random.default_rng(0), 12
     for m, k in ((1, 3), (40, 3), (7, 12)):
         chosen = np.array([rng.permutation(n)[:k] for _ in range(m)])
@@ -124,10 +123,10 @@ def test_pairs_are_sorted_and_shared():
         for (t, r), row in np.ndenumerate(rows):
             assert starts[chosen[t, r]] <= row < starts[chosen[t, r] + 1]
         for size in (5, 64, 100):
-            for n_threads in (1, 2, 5, 64):
+            for n_parts in (1, 2, 5, 64):
                 for first, end in zip(starts[:n], starts[1:n + 1]):
-                    crews = [Crew(rank, n_threads, 0) for rank in range(n_threads)]
-                    parts = [kernels.expert_share(size, first, end, m * k, crew) for crew in crews if end > first]
+                    parts = [kernels.expert_share(size, first, end, m * k, part, n_parts)
+                             for part in range(n_parts) if end > first]
                     done = [row for start, stop in parts for row in range(start, stop)]
                     assert done == ([*range(size)] if end > first else [])
                     assert all(start % 32 == 0 for start, stop in parts if start < stop)

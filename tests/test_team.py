@@ -15,13 +15,14 @@ import pytest
 
 from configs import BASE, ROOT
 from fuzzing import in_child
+from helpers import in_time
 from make_random_model import make_random_model
 from qwen3_lib.kernels import build
 from qwen3_lib.kernels import team as teams
+from qwen3_lib.kernels.crew import Crew, items, wait
 from qwen3_lib.kernels.dense import DENSE_STEPS
 from qwen3_lib.kernels.layout import JOB
 from qwen3_lib.kernels.team import Team
-from qwen3_lib.kernels.intrinsics import barrier_wait
 from tokenizer_utils import InputError
 import qwen3_numba as fast
 
@@ -111,9 +112,9 @@ def test_a_second_interrupt_leaves_threads_what_they_read(monkeypatch):
     assert kept() is not None and not ended.is_set()
     go_on.set()
     assert ended.wait(60)
-    counts, errors = np.zeros((2, 2), np.int64)
-    in_time(lambda: team.run(meeting(100, counts, errors), record()))
-    assert (counts == 100).all() and (errors == 0).all()
+    done = np.zeros((100, 16), np.int64)
+    in_time(lambda: team.run(working(done), record()))
+    assert (done == 1).all()
 
 
 def test_threads_end_with_the_models_that_share_them():
@@ -143,62 +144,31 @@ def test_threads_end_with_the_models_that_share_them():
 
 # ---- Failures --------------------------------------------------------------------------------------------------------
 
-def in_time(action, seconds=60):
-    """What action() returns or raises, in a thread, so that a test that waits for ever fails instead."""
-    outcome = []
-
-    def attempt():
-        try:
-            outcome.append((action(), None))
-        except BaseException as error:
-            outcome.append((None, error))
-
-    thread = threading.Thread(target=attempt, daemon=True)
-    thread.start()
-    thread.join(seconds)
-    assert outcome, f"still waiting after {seconds} s"
-    result, error = outcome[0]
-    if error is not None:
-        raise error
-    return result
-
-
 def record():
     """A record without anything but the team's numbers."""
     return np.zeros(1, JOB)
 
 
 @numba.njit(nogil=True)
-def meet_often(barrier, n_threads, rounds, fails_at, rank, counts, errors):
-    """Counts rounds in counts[rank], and in errors[rank] how often another thread was not at the same round."""
+def work(shared, n_threads, rank, rounds, fails_at, done):
+    """Each round has 16 items; `fails_at`: leaves in the midst of one."""
+    crew = Crew(rank, n_threads, shared)
     for i in range(rounds):
-        if i == fails_at:
-            return
-        counts[rank] = i + 1
-        barrier_wait(barrier, n_threads)
-        for other in range(n_threads):
-            if counts[other] != i + 1:
-                errors[rank] += 1
-        barrier_wait(barrier, n_threads)
+        for j in items(16, crew):
+            if i >= fails_at:
+                return
+            done[i, j] += 1
+        wait(crew)
 
 
-def meeting(rounds, counts, errors, failing=None):
-    """A kernel that meets; the rank `failing` leaves in the middle with an exception."""
+def working(done, failing=None):
+    """A kernel; the rank `failing` leaves in the middle with an exception."""
     def function(record, rank):
-        meet_often(record[0].barrier, record[0].n_threads, rounds, rounds // 2 if rank == failing else -1, rank, counts,
-                   errors)
+        fails_at = len(done) // 2 if rank == failing else len(done)
+        work(record[0].shared, record[0].n_threads, rank, len(done), fails_at, done)
         if rank == failing:
             raise ValueError("injected")
     return function
-
-
-@pytest.mark.parametrize("n_threads", [1, 2, 3, 8])
-def test_threads_meet(n_threads):
-    """Nobody goes on before all are there, in thousands of rounds, with more threads than cores, too."""
-    counts, errors = np.zeros((2, n_threads), np.int64)
-    rounds = 5000 if n_threads <= 2 else 200
-    in_time(lambda: Team(n_threads).run(meeting(rounds, counts, errors), record()), 300)
-    assert (counts == rounds).all() and (errors == 0).all()
 
 
 @pytest.mark.parametrize("n_threads", [1, 2, 5])
@@ -206,12 +176,12 @@ def test_a_failure_comes_back_and_the_next_job_runs(n_threads):
     """Of any thread, at a moment when the others wait for it."""
     team = Team(n_threads)
     for rank in range(n_threads):
-        counts, errors = np.zeros((2, n_threads), np.int64)
+        done = np.zeros((100, 16), np.int64)
         with pytest.raises(ValueError, match="injected"):
-            in_time(lambda: team.run(meeting(100, counts, errors, rank), record()))
-        counts[:], errors[:] = 0, 0
-        in_time(lambda: team.run(meeting(100, counts, errors), record()))
-        assert (counts == 100).all() and (errors == 0).all()
+            in_time(lambda: team.run(working(done, rank), record()))
+        done[:] = 0
+        in_time(lambda: team.run(working(done), record()))
+        assert (done == 1).all()
 
 
 def test_a_failure_after_the_last_meeting_comes_back():

@@ -20,19 +20,25 @@ except ImportError:  # copied without it: BLAS decides on its threads
     ThreadpoolController = None
 
 
+CGROUPS = Path("/sys/fs/cgroup")
+QUOTAS = ("cpu.max",), ("cpu/cpu.cfs_quota_us", "cpu/cpu.cfs_period_us")  # of cgroups v2 and v1: quota, period
+
+
 def available_cpus() -> int:
     """How many CPUs this process may really use: its affinity, and the quota of its cgroup where there is one.
 
-    Of a Mac, the performance cores: they would wait for the slower ones at each barrier.
+    Cores of all kinds count: threads share work by how fast they are. Of a Mac, only the performance cores do, which is
+    a guess: no Mac was at hand to measure whether the others help where the memory is the limit.
     """
     n = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if sys.platform == "darwin":
         with contextlib.suppress(OSError, ValueError):  # a Mac with cores of one kind doesn't know the name
             name = "hw.perflevel0.physicalcpu"
             n = int(subprocess.run(["sysctl", "-n", name], capture_output=True).stdout)
-    with contextlib.suppress(OSError, ValueError):  # not Linux, no cgroup, or "max": no limit
-        quota, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
-        n = min(n, max(1, round(int(quota) / int(period))))
+    for names in QUOTAS:
+        with contextlib.suppress(OSError, ValueError):  # not Linux, no cgroup, or "max": no limit
+            quota, period = (int(word) for name in names for word in (CGROUPS / name).read_text().split())
+            n = min(n, max(1, round(quota / period))) if quota > 0 else n  # -1: no limit
     return n
 
 

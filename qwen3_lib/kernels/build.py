@@ -28,7 +28,7 @@ from qwen3_lib.io.writing import write_whole
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.kernels import NUMBA_VERSION
 from qwen3_lib.kernels.cpu import host_features
-from qwen3_lib.kernels.layout import FORMATS, is_packed
+from qwen3_lib.kernels.layout import FORMATS, WAITING, is_packed
 from qwen3_lib.kernels.objects import compile_layers, compile_product
 from qwen3_lib.kernels.vectors import Way
 
@@ -87,6 +87,9 @@ def linker() -> Any:
     """What brings machine code into memory, and keeps it there: LLVM's, since numba's would import numba."""
     llvm.initialize_native_target()
     llvm.initialize_native_asmprinter()
+    if sys.platform == "win32":  # its C library has no such names
+        for name in WAITING:
+            llvm.add_symbol(name, ctypes.cast(ctypes.windll.kernel32.SwitchToThread, ctypes.c_void_p).value)
     machine = llvm.Target.from_default_triple().create_target_machine(jit=True)
     return llvm.create_mcjit_compiler(llvm.parse_assembly(""), machine)
 

@@ -17,10 +17,11 @@ from numba import types
 
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.kernels.cpu import FEATURES
+from qwen3_lib.kernels.layout import WAITING
 from qwen3_lib.kernels.objects import machine, object_code
 
 SIGNATURE = (types.int64,) * 3
-C_LIBRARY = {"sqrt", "sqrtf", "sched_yield"}  # called by kernels; without numba there is no more
+C_LIBRARY = {"sqrt", "sqrtf", *WAITING}  # called by kernels; without numba there is no more
 
 
 def machine_code(names: Sequence[str]) -> bytes:

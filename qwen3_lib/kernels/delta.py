@@ -11,10 +11,11 @@ from numba import types
 from numba.extending import intrinsic
 
 from qwen3_lib.kernels import fields
+from qwen3_lib.kernels.crew import crew_of, items, pieces, wait
+from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import floats_at
-from qwen3_lib.kernels.layers import (compiled, crew_of, exp, part_of, ready_for_output, rms_norm, sigmoid,
-                                      silu_times, sum_of_squares, up_to, wait)
-from qwen3_lib.kernels.layout import PANEL, SUMS_OF_DELTA, TOKENS, K, Q
+from qwen3_lib.kernels.layers import exp, ready, rms_norm, sigmoid, silu_times, sum_of_squares, up_to
+from qwen3_lib.kernels.layout import OUT, PANEL, SUMS_OF_DELTA, TOKENS, K, Q
 from qwen3_lib.kernels.vectors import FLOAT, I64, at, broadcast, fma, load, loop, splat, store, variable, vector
 
 
@@ -110,10 +111,12 @@ def mix_states(record, rank, layer):
     convolve(crew, number, job)
     wait(crew)
     n_values, runs, own = fields.delta_sizes(job)[0].value_heads, fields.runs(job), fields.own(job)[crew.rank]
-    for item in part_of(len(runs) * n_values, crew):
+    for item in items(len(runs) * n_values, crew):
         run_head(runs[item // n_values], item // n_values, number, layer, item % n_values, job, own)
     wait(crew)
-    ready_for_output(crew, layer, job)
+    w, h, packed = fields.matrices(job)[layer, OUT], fields.h(job), fields.packed(job)
+    for t in items(len(h), crew):
+        ready(h[t], w.columns, w.form, packed[t], np.int64(0), w.columns)
     wait(crew)
 
 
@@ -139,30 +142,29 @@ def states_of(job, sequence, number):
 
 @compiled
 def convolve(crew, number, job):
-    """qwen3_5.causal_convolution of a thread's channels of q, k and v, in place, from the last token to the first."""
+    """qwen3_5.causal_convolution of the channels of q, k and v, in place, from the last token to the first."""
     qkv, conv, runs = fields.qkv(job), fields.conv(job)[number], fields.runs(job)
     taps, channels = conv.shape
-    mine = part_of((channels + 15) // 16, crew)
-    start, end = mine.start * 16, min(mine.stop * 16, channels)
-    for s in range(len(runs)):
-        first, stop = runs[s].first, runs[s].end
-        if first == stop:  # it has no token in this pass
-            continue
-        (old, _, _), (new, _, late) = states_of(job, s, number)
-        for j in range(len(new)):  # what later tokens need
-            row = stop - len(new) + j
-            kept = qkv[row] if row >= first else old[row - first + len(old)]
-            copy(kept[start:end], new[j, start:end])
-        for row in range(stop - 1, first - 1, -1):
-            x = qkv[row, start:end]
-            multiply(x, conv[taps - 1, start:end])
-            for back in range(1, taps):
-                before = qkv[row - back] if row - back >= first else old[row - back - first + len(old)]
-                add_product(x, before[start:end], conv[taps - 1 - back, start:end])
-            for i in range(len(x)):
-                x[i] *= sigmoid(x[i])
-        for j in range(len(late)):
-            copy(qkv[stop - len(late) + j, start:end], late[j, start:end])
+    for start, end in pieces(channels, np.int64(16), len(qkv), crew):
+        for s in range(len(runs)):
+            first, stop = runs[s].first, runs[s].end
+            if first == stop:  # it has no token in this pass
+                continue
+            (old, _, _), (new, _, late) = states_of(job, s, number)
+            for j in range(len(new)):  # what later tokens need
+                row = stop - len(new) + j
+                kept = qkv[row] if row >= first else old[row - first + len(old)]
+                copy(kept[start:end], new[j, start:end])
+            for row in range(stop - 1, first - 1, -1):
+                x = qkv[row, start:end]
+                multiply(x, conv[taps - 1, start:end])
+                for back in range(1, taps):
+                    before = qkv[row - back] if row - back >= first else old[row - back - first + len(old)]
+                    add_product(x, before[start:end], conv[taps - 1 - back, start:end])
+                for i in range(len(x)):
+                    x[i] *= sigmoid(x[i])
+            for j in range(len(late)):
+                copy(qkv[stop - len(late) + j, start:end], late[j, start:end])
 
 
 @compiled

@@ -5,9 +5,10 @@ The pairs of a token and an expert are sorted by expert, so that each expert is 
 import numpy as np
 
 from qwen3_lib.kernels import fields
-from qwen3_lib.kernels.layers import (add_projected, add_to, compiled, crew_of, exp, for_bf16, gate_and_up,
-                                      largest_of, linear, normalize, form_is_packed, part_of, pieces, project, sigmoid,
-                                      swiglu, up_to, wait)
+from qwen3_lib.kernels.crew import crew_of, items, pieces, pieces_for, wait
+from qwen3_lib.kernels.fields import compiled
+from qwen3_lib.kernels.layers import (add_projected, add_to, exp, for_bf16, form_is_packed, gate_and_up, largest_of,
+                                      linear, normalize, project, sigmoid, swiglu, up_to)
 from qwen3_lib.kernels.layout import EXPERT_DOWN, EXPERT_GATE, EXPERT_UP, GROUP, OUT, PANEL, vector_size
 
 vector_bytes = compiled(vector_size)
@@ -42,32 +43,35 @@ def moe(crew, layer, job):
     normalize(crew, fields.norms(job)[layer, 1], router.form,
               forms.greatest if form_is_packed(forms.greatest) else router.form, job)
     wait(crew)
-    project(crew, np.int64(0), router, h, packed, logits, np.int64(0), job)
+    project(crew, router, h, packed, logits, np.int64(0), job)
     wait(crew)
-    for t in part_of(len(x), crew):
+    for t in items(len(x), crew):
         choose(logits[t, :router.rows], fields.routing(job)[0], chosen[t], shares[t])
     wait(crew)
-    if crew.rank == 0:
+    for _ in items(1, crew):
         sort_by_expert(chosen, starts)
     wait(crew)
     gather(crew, hidden, forms.least, job)
     wait(crew)
-    for e in range(len(experts)):
-        first, end, w = starts[e], starts[e + 1], experts[e]
-        if first < end:
-            rows = expert_share(w[EXPERT_GATE].rows, first, end, n_pairs, crew)
-            gate_and_up(products, w[EXPERT_GATE], w[EXPERT_UP], w[EXPERT_DOWN].form,
-                        gathered[first:end], gathered_packed[first:end],
-                        (gate[first:end], up[first:end], gate_packed[first:end]), rows, own)
+    parts = pieces_for(len(x), crew)
+    for part in items(parts, crew):
+        for e in range(len(experts)):
+            first, end, w = starts[e], starts[e + 1], experts[e]
+            if first < end:
+                rows = expert_share(w[EXPERT_GATE].rows, first, end, n_pairs, part, parts)
+                gate_and_up(products, w[EXPERT_GATE], w[EXPERT_UP], w[EXPERT_DOWN].form,
+                            gathered[first:end], gathered_packed[first:end],
+                            (gate[first:end], up[first:end], gate_packed[first:end]), rows, own)
     wait(crew)
-    for e in range(len(experts)):
-        first, end = starts[e], starts[e + 1]
-        if first < end:
-            start, stop = expert_share(hidden, first, end, n_pairs, crew)
-            linear(products, experts[e, EXPERT_DOWN], gate[first:end], gate_packed[first:end], gathered[first:end],
-                   np.int64(0), start, stop, own)
+    for part in items(parts, crew):
+        for e in range(len(experts)):
+            first, end = starts[e], starts[e + 1]
+            if first < end:
+                start, stop = expert_share(hidden, first, end, n_pairs, part, parts)
+                linear(products, experts[e, EXPERT_DOWN], gate[first:end], gate_packed[first:end], gathered[first:end],
+                       np.int64(0), start, stop, own)
     wait(crew)
-    for start, end in pieces(hidden, np.int64(PANEL), len(x), crew, np.int64(0)):
+    for start, end in pieces(hidden, np.int64(PANEL), len(x), crew):
         for t in range(len(x)):
             sum_ = h[t, start:end]
             sum_[:] = 0
@@ -130,11 +134,11 @@ def sort_by_expert(chosen, starts):
 
 @compiled
 def gather(crew, n, form, job):
-    """Copies a thread's part of the tokens' vectors [n] to the rows of their pairs, ready for BF16 if form is that."""
+    """Copies the tokens' vectors [n] to the rows of their pairs, ready for BF16 if form is that."""
     h, h_packed, chosen = fields.h(job), fields.packed(job), fields.chosen(job)
     gathered, gathered_packed = fields.gathered(job), fields.gathered_packed(job)
     width = up_to(n, 2 * GROUP)
-    for t in part_of(len(h), crew):
+    for t in items(len(h), crew):
         for r in range(chosen.shape[1]):
             vector, packed = gathered[chosen[t, r]], gathered_packed[chosen[t, r]]
             for i in range(width):
@@ -145,13 +149,13 @@ def gather(crew, n, form, job):
 
 
 @compiled
-def expert_share(n, first, end, n_pairs, crew):
-    """(start, end) of a thread's part of the n rows, in whole blocks, of an expert with the pairs first to end - 1.
+def expert_share(n, first, end, n_pairs, part, parts):
+    """(start, end) of a part of the n rows, in whole blocks, of an expert with the pairs first to end - 1.
 
-    The threads share the blocks of all experts one after the other, each block counted once for each of its pairs.
+    The parts share the blocks of all experts one after the other, each block counted once for each of its pairs.
     """
     blocks, count = (n + PANEL - 1) // PANEL, end - first
     every, before = n_pairs * blocks, first * blocks
-    start = (every * crew.rank // crew.n_threads - before + count - 1) // count
-    stop = (every * (crew.rank + 1) // crew.n_threads - before + count - 1) // count
+    start = (every * part // parts - before + count - 1) // count
+    stop = (every * (part + 1) // parts - before + count - 1) // count
     return min(n, min(max(start, 0), blocks) * PANEL), min(n, min(max(stop, 0), blocks) * PANEL)

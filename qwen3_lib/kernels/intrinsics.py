@@ -3,7 +3,6 @@
 An @intrinsic is a function whose `codegen` runs once, while a kernel is compiled, and writes the kernel's instructions
 itself, as those of vectors.py do.
 """
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +12,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import get_itemsize, make_array, populate_array
 
-from qwen3_lib.kernels.cpu import FEATURES, PAIRS
-from qwen3_lib.kernels.layout import ABANDONED, ARRIVED, GROUP, GROUP16_BYTES, GROUP_BYTES, ROUND, TAKEN
+from qwen3_lib.kernels.cpu import PAIRS
+from qwen3_lib.kernels.layout import GROUP, GROUP16_BYTES, GROUP_BYTES
 from qwen3_lib.kernels.vectors import (FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load, loop,
                                        odd_and_even, pair_sums, splat, store, totals, variable, vector, zero_sums)
 
@@ -165,49 +164,6 @@ def fused(context, x, y, z):
     return signature, lambda context, b, signature, args: call(b, "llvm.fma.f32", FLOAT, *args)
 
 
-@intrinsic
-def fetch_add(context, barrier, counter):
-    """The next number of a counter, from 0 on, which the threads of a team share; `barrier_wait` sets it back."""
-    def codegen(context, b, signature, args):
-        place = b.inttoptr(at(b, args[0], (args[1], 8), 8 * TAKEN), I64.as_pointer())
-        return b.atomic_rmw("add", place, I64(1), "monotonic")
-
-    return types.int64(types.int64, types.int64), codegen
-
-
-@intrinsic
-def barrier_wait(context, barrier, n_threads):
-    """Waits until all threads of the team are here, or one has failed. `barrier`: the address of int64 [24], zeros.
-
-    Threads that have arrived are counted on and on, since a count that is set back could be set back too late.
-    """
-    def codegen(context, b, signature, args):
-        barrier, n_threads = args
-        arrived, round_, abandoned = (b.inttoptr(b.add(barrier, I64(8 * i)), I64.as_pointer())
-                                      for i in (ARRIVED, ROUND, ABANDONED))
-        now = b.load_atomic(round_, "acquire", 8)
-        before = b.atomic_rmw("add", arrived, I64(1), "acq_rel")
-        next_ = b.add(now, I64(1))
-        last = b.icmp_signed("==", b.add(before, I64(1)), b.mul(next_, n_threads))
-        with b.if_then(last):
-            for i in range(3):
-                store(b, I64(0), at(b, barrier, 8 * (TAKEN + i)))
-            b.store_atomic(next_, round_, "release", 8)
-        with cgutils.for_range(b, I64(2**62)) as waiting:  # for ever
-            opened = b.icmp_signed("!=", b.load_atomic(round_, "acquire", 8), now)
-            failed = b.icmp_signed("!=", b.load_atomic(abandoned, "acquire", 8), I64(0))
-            with b.if_then(b.or_(opened, failed)):
-                waiting.do_break()
-            if FEATURES.get("sse2"):  # leaves the core to a thread that shares it
-                call(b, "llvm.x86.sse2.pause", ir.VoidType())
-            if os.name == "posix":  # who waits for long lets others run: there may be more threads than cores
-                with b.if_then(b.icmp_signed(">=", waiting.index, I64(4000))):
-                    call(b, "sched_yield", I32)
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
-
-
 def array_of(context: Any, b: Any, kind: Any, address: Any, shape: Sequence[Any]) -> Any:
     """The array of a type that begins at an address, as numba keeps arrays."""
     array, itemsize = make_array(kind)(context, b), get_itemsize(context, kind)
@@ -232,7 +188,7 @@ def arrays(kind: Any) -> Any:
     return array_at
 
 
-floats_at, uint32s_at = map(arrays, (types.float32, types.uint32))
+floats_at, uint32s_at, int64s_at = map(arrays, (types.float32, types.uint32, types.int64))
 bytes_at, uint16s_at = map(arrays, (types.uint8, types.uint16))
 
 

@@ -9,17 +9,15 @@ token's logits depend on the tokens before it and on nothing else, bit for bit: 
 the number of threads, or the CPU. Nothing may be reassociated or contracted here; sums over many numbers are made by
 `dot` and the products of vectors.py and attention.py. layout.py tells how weights, vectors and the cache lie in memory.
 """
-from typing import NamedTuple
-
 import numpy as np
 
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.cpu import LONG, PAIRS
+from qwen3_lib.kernels.crew import crew_of, items, pieces, wait
 from qwen3_lib.kernels.fields import compiled
-from qwen3_lib.kernels.intrinsics import (barrier_wait, bits_of, bytes_at, call_at, dot, even_first, fetch_add,
-                                          float_of, floats_at, fused, half_from_float, pack_groups, round_groups,
-                                          to_bytes, uint16s_at)
-from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, GATE, GROUP, GROUP16_BYTES, GROUP_BYTES,
+from qwen3_lib.kernels.intrinsics import (bits_of, bytes_at, call_at, dot, even_first, float_of, floats_at, fused,
+                                          half_from_float, pack_groups, round_groups, to_bytes, uint16s_at)
+from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, GATE, GROUP, GROUP16_BYTES, GROUP_BYTES,
                                       IN_PARTS, KEYS, KV8, OUT, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, SPREAD,
                                       STRIP, TOGETHER, TRANSPOSED, UP, VALUES, VECTORS, WHOLE, WIDENED, K, Q, V,
                                       is_packed, padded, unit_size)
@@ -28,41 +26,7 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, FEW, G
 
 
 up_to, unit_bytes, form_is_packed = compiled(padded), compiled(unit_size), compiled(is_packed)
-PIECES = 4  # for each thread, of the work on many tokens
 ONES = np.ones(BLOCK, np.float32)
-
-
-class Crew(NamedTuple):
-    """A thread among those that run a kernel together."""
-    rank: int
-    n_threads: int
-    barrier: int  # the address of where they meet
-
-
-@compiled
-def wait(crew):
-    """Waits for the other threads."""
-    barrier_wait(crew.barrier, crew.n_threads)
-
-
-@compiled
-def pieces(n, unit, n_tokens, crew, counter):
-    """(start, end) of the parts of range(n) that a thread works on, in whole units.
-
-    Few tokens: its share, once. Many: smaller pieces, the next one as soon as it is ready, so that nobody waits for a
-    slow core, or a busy one. The counter counts the pieces that are taken.
-    """
-    units, parts = (n + unit - 1) // unit, crew.n_threads * (1 if n_tokens <= FEW else PIECES)
-    step, i = (units + parts - 1) // parts * unit, np.int64(crew.rank)
-    while i * step < n:
-        yield i * step, min(i * step + step, n)
-        i = crew.n_threads + fetch_add(crew.barrier, counter) if n_tokens > FEW else n
-
-
-@compiled
-def part_of(n, crew):
-    """A thread's part of range(n)."""
-    return range(n * crew.rank // crew.n_threads, n * (crew.rank + 1) // crew.n_threads)
 
 
 @compiled
@@ -414,7 +378,7 @@ def attention(crew, layer, job):
     form = fields.cache_rows(job)[0].form
     n_kv_heads, n_tasks, m, width = len(queries), len(tasks), len(h), queries.shape[2]
     group, head_dim = queries.shape[1] // m, fields.head_norms(job).shape[2]
-    for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew, np.int64(0)):
+    for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew):
         for item in range(first, end):  # a head's blocks in a row: the next one is fetched meanwhile
             head, i = item // n_tasks, item % n_tasks
             task = tasks[i]
@@ -422,7 +386,7 @@ def attention(crew, layer, job):
             keys, values = cached_rows(job, task.sequence, layer, head, n_kv_heads)
             attend_blocks(products, task, q, group, keys, values, form, partials[i, head, :len(q)], own)
     wait(crew)
-    for item in range(crew.rank, len(tiles) * n_kv_heads, crew.n_threads):
+    for item in items(len(tiles) * n_kv_heads, crew):
         i, head = item // n_kv_heads, item % n_kv_heads
         first, end = tiles[i].first, tiles[i].end
         task = tasks[first]
@@ -439,11 +403,6 @@ def attention(crew, layer, job):
 
 
 @compiled
-def crew_of(record, rank):
-    return Crew(rank, fields.n_threads(record), fields.barrier(record))
-
-
-@compiled
 def project_heads(record, rank, layer):
     """The norm, and the rows of q, k and v: the beginning of qwen3.decoder_layer.
 
@@ -454,9 +413,9 @@ def project_heads(record, rank, layer):
     h, packed, qkv = fields.h(job), fields.packed(job), fields.qkv(job)
     normalize(crew, fields.norms(job)[layer, 0], forms.least, forms.greatest, job)
     wait(crew)
-    project(crew, np.int64(0), w[Q], h, packed, qkv, np.int64(0), job)
-    project(crew, np.int64(1), w[K], h, packed, qkv, up_to(w[Q].rows, PANEL), job)
-    project(crew, np.int64(2), w[V], h, packed, qkv, up_to(w[Q].rows, PANEL) + up_to(w[K].rows, PANEL), job)
+    project(crew, w[Q], h, packed, qkv, np.int64(0), job)
+    project(crew, w[K], h, packed, qkv, up_to(w[Q].rows, PANEL), job)
+    project(crew, w[V], h, packed, qkv, up_to(w[Q].rows, PANEL) + up_to(w[K].rows, PANEL), job)
     wait(crew)
 
 
@@ -474,22 +433,13 @@ def attend_heads(record, rank, layer):
     wait(crew)
     attention(crew, layer, job)
     wait(crew)
-    gated, head_dim = w[Q].rows > w[OUT].columns, fields.head_norms(job).shape[2]
-    for t in part_of(len(h), crew):
-        if gated:  # a head's gate follows its query
-            qkv = fields.qkv(job)[t]
-            for i in range(w[OUT].columns):
-                h[t, i] *= sigmoid(qkv[i + (i // head_dim + 1) * head_dim])
-    ready_for_output(crew, layer, job)
+    out, packed, qkv, head_dim = w[OUT], fields.packed(job), fields.qkv(job), fields.head_norms(job).shape[2]
+    for t in items(len(h), crew):
+        if w[Q].rows > out.columns:  # a head's gate follows its query
+            for i in range(out.columns):
+                h[t, i] *= sigmoid(qkv[t, i + (i // head_dim + 1) * head_dim])
+        ready(h[t], out.columns, out.form, packed[t], np.int64(0), out.columns)
     wait(crew)
-
-
-@compiled
-def ready_for_output(crew, layer, job):
-    """Makes a thread's part of the tokens in h ready for the output's matrix."""
-    w, h, packed = fields.matrices(job)[layer, OUT], fields.h(job), fields.packed(job)
-    for t in part_of(len(h), crew):
-        ready(h[t], w.columns, w.form, packed[t], np.int64(0), w.columns)
 
 
 @compiled
@@ -509,7 +459,7 @@ def swiglu(crew, layer, job):
     normalize(crew, fields.norms(job)[layer, 1], forms.least, forms.greatest, job)
     wait(crew)
     inner = gate[:len(x)], fields.up(job)[:len(x)], gate_packed[:len(x)]
-    for rows in pieces(w[GATE].rows, np.int64(PANEL), len(x), crew, np.int64(0)):
+    for rows in pieces(w[GATE].rows, np.int64(PANEL), len(x), crew):
         gate_and_up(fields.products(job), w[GATE], w[UP], w[DOWN].form, fields.h(job),
                     fields.packed(job), inner, rows, fields.own(job)[crew.rank])
     wait(crew)
@@ -522,7 +472,7 @@ def normalize(crew, norm, least, greatest, job):
     """rms_norm of a thread's part of the tokens x [m, d] -> h, ready for weights of these formats."""
     x, h, packed, eps = fields.x(job), fields.h(job), fields.packed(job), fields.eps(job)[0]
     d = x.shape[1]
-    for t in part_of(len(x), crew):
+    for t in items(len(x), crew):
         rms_norm(x[t], norm, eps, h[t])
         ready(h[t], d, greatest, packed[t], np.int64(0), d)
         if form_is_packed(greatest) and not form_is_packed(least):
@@ -530,10 +480,10 @@ def normalize(crew, norm, least, greatest, job):
 
 
 @compiled
-def project(crew, counter, w, x, packed, out, column, job):
+def project(crew, w, x, packed, out, column, job):
     """A thread's rows of linear."""
     products, own = fields.products(job), fields.own(job)[crew.rank]
-    for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew, counter):
+    for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew):
         linear(products, w, x, packed, out, column, start, end, own)
 
 
@@ -541,7 +491,7 @@ def project(crew, counter, w, x, packed, out, column, job):
 def add_projected(crew, w, factors, packed, job):
     """x [m, rows of w] += linear(factors), a thread's rows."""
     products, own, x, out = fields.products(job), fields.own(job)[crew.rank], fields.x(job), fields.qkv(job)
-    for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew, np.int64(0)):
+    for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew):
         linear(products, w, factors, packed, out, np.int64(0), start, end, own)
         for t in range(len(x)):
             add_to(x[t, start:end], out[t, start:end])
@@ -588,7 +538,7 @@ def place_heads(crew, layer, job, k_start, v_start):
     n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), norms.shape[1]
     apart = fields.matrices(job)[layer, Q].rows // (n_kv_heads * group)  # head_dim, or more with a gate after a query
     root = np.float32(1 / np.sqrt(head_dim))
-    for item in part_of(len(rows) * n_kv_heads, crew):
+    for item in items(len(rows) * n_kv_heads, crew):
         t, head = item // n_kv_heads, item % n_kv_heads
         for g in range(group):
             whole, i = queries[head, t * group + g], (head * group + g) * apart
@@ -616,10 +566,10 @@ def output_logits(record, rank, _):
     crew, job = crew_of(record, rank), fields.table(record)
     x, h, packed = fields.x(job), fields.h(job), fields.packed(job)
     head, wanted = fields.head(job)[0], fields.wanted(job)
-    for i in part_of(len(wanted), crew):
+    for i in items(len(wanted), crew):
         rms_norm(x[wanted[i]], fields.norm(job), fields.eps(job)[0], h[i])
         ready(h[i], x.shape[1], head.form, packed[i], np.int64(0), x.shape[1])
     wait(crew)
     x, packed = h[:len(wanted)], packed[:len(wanted)]
-    project(crew, np.int64(0), head, x, packed, fields.logits(job), np.int64(0), job)
+    project(crew, head, x, packed, fields.logits(job), np.int64(0), job)
     wait(crew)

@@ -111,9 +111,12 @@ EXPERT = ("gate_proj", "up_proj", "down_proj")  # the matrices of an expert, in 
 EXPERT_GATE, EXPERT_UP, EXPERT_DOWN = range(3)
 NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn.q_norm", "self_attn.k_norm")
 
-# int64 of a barrier [24], on three lines of the cache: the threads that have arrived; the round, and whether one of
-# them has failed; from TAKEN on, how many pieces of up to three matrices are taken.
-ARRIVED, ROUND, ABANDONED, TAKEN = 0, 8, 9, 16
+# What threads share, int64, see crew.py: how many pieces are done, and in the next line of the cache whether a thread
+# has failed. From MEMBERS on two lines for each thread: its queue; how many pieces there have been for all so far, and
+# how many of them it has worked on since it last waited.
+DONE, ABANDONED, MEMBERS = 0, 8, 16
+PROMISED, READY, MEMBER_SIZE = 8, 9, 16
+WAITING = "sched_yield", "usleep"  # functions of the C library that a thread calls when it waits for long
 
 PRODUCT, KEYS, VALUES = range(3)  # the first index of the table of products.py: weights, keys, values
 TOGETHER, IN_PARTS, REARRANGED = range(3)  # and the third: all vectors at once; in parts; with rows rearranged before
@@ -163,9 +166,9 @@ STATE = record("history", "memory", "late")  # the addresses of the arrays of de
 # The machine code for some vectors: the most that are multiplied at once; the address of the function for each number;
 # that of the function which rearranges the rows before.
 FUNCTIONS = np.dtype((np.record, [("most", np.int64), ("address", np.int64, (VECTORS + 1,)), ("rearrange", np.int64)]))
-# What a kernel gets: the number of threads; the address of a barrier int64 [24]; the layers first to last - 1; the
+# What a kernel gets: the number of threads; the address of what they share; the layers first to last - 1; the
 # address of the table of all fields of Layers, NewTokens and Space, and of products.py's table; 1 if logits follow.
-JOB = record("n_threads", "barrier", "first", "last", "table", "logits")
+JOB = record("n_threads", "shared", "first", "last", "table", "logits")
 
 
 def of(dtype: Any, n_dimensions: int) -> Any:
@@ -233,6 +236,11 @@ def address_table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
     """int64 [n, 5], the address and the shape of each array: so kernels find them."""
     assert all(array.flags.c_contiguous for array in arrays)
     return np.array([(array.ctypes.data, *array.shape, 0, 0, 0, 0)[:5] for array in arrays])
+
+
+def crew_size(n_threads: int) -> int:
+    """How many int64 so many threads share."""
+    return MEMBERS + MEMBER_SIZE * n_threads
 
 
 def vector_size(width: int) -> int:

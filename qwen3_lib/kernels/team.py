@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from qwen3_lib.kernels.build import Kernel
-from qwen3_lib.kernels.layout import ABANDONED
+from qwen3_lib.kernels.layout import ABANDONED, crew_size
 from qwen3_lib.io.errors import InputError
 
 
@@ -60,15 +60,15 @@ class Team:
             self.started_under = lock  # last: whoever sees it sees the queues, too
 
     def run(self, kernel: Kernel, record: np.ndarray, *kept: Any) -> None:
-        """kernel(JOB [1], rank) on all threads, with their number and the address of a barrier in the record.
+        """kernel(JOB [1], rank) on all threads, with their number and the address of what they share in the record.
 
-        The kernel must end with `barrier_wait`. Records are addresses: `kept` is what they point to, kept meanwhile.
+        The kernel must end with crew.wait. Records are addresses: `kept` is what they point to, kept meanwhile.
         Raises the exception of a thread, after all threads have ended.
         """
         if self.started_under is not starting:
             self._start()
-        barrier = np.zeros(24, np.int64)  # of this call only: nothing is left over from one that failed
-        record["n_threads"], record["barrier"] = self.n_threads, barrier.ctypes.data
+        shared = np.zeros(crew_size(self.n_threads), np.int64)  # of this call only: nothing is left over
+        record["n_threads"], record["shared"] = self.n_threads, shared.ctypes.data
         failures: list[Exception] = []
         ended: queue.SimpleQueue = queue.SimpleQueue()
 
@@ -78,7 +78,7 @@ class Team:
                 kernel(record, rank)
             except Exception as error:  # whatever it is: the caller raises it
                 failures.append(error)
-                barrier[ABANDONED] = 1  # the others need not wait for this thread
+                shared[ABANDONED] = 1  # the others need not wait for this thread
             ended.put(None)
 
         with self.turn:
@@ -89,7 +89,7 @@ class Team:
                 for _ in range(self.n_threads):
                     ended.get()
             except BaseException:  # Ctrl-C: the kernel has ended, or won't begin here
-                barrier[ABANDONED] = 1
+                shared[ABANDONED] = 1
                 self._settle()
                 raise
         if failures:

@@ -1,0 +1,160 @@
+"""How the threads that run a kernel share its work, and how they wait. team.py has the threads.
+
+Work is cut into pieces, and each thread has a share of them. It takes its own pieces from the first one on, so its
+caches and pages stay; then the last ones of others, so nobody waits for a slow core, or a busy one. Threads wait for
+pieces and never for each other: a thread whose core was taken holds up the others only if it is in the midst of a
+piece. Later it finds all pieces taken, and catches up.
+
+So whatever a thread reads outside of its pieces must be the same during the whole job: the number of pieces above all.
+"""
+from typing import NamedTuple
+
+import numpy as np
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+from qwen3_lib.kernels import fields
+from qwen3_lib.kernels.cpu import FEATURES
+from qwen3_lib.kernels.fields import compiled
+from qwen3_lib.kernels.intrinsics import int64s_at
+from qwen3_lib.kernels.layout import ABANDONED, DONE, FEW, MEMBER_SIZE, MEMBERS, PROMISED, READY, WAITING
+from qwen3_lib.kernels.vectors import I32, I64, call
+
+# Pieces for each thread, of few tokens and of many. Few tokens take 20 to 60 us a matrix, to begin a piece costs 0.5.
+PIECES, MANY_PIECES = 2, 8
+# How often a waiting thread looks until it calls sched_yield: for 25 us on a Zen 5, longer than a piece of few tokens.
+# How often it calls that: for 0.1 ms. Then it sleeps for so many us in between: Linux moves another thread to this core
+# only while the core is without work, and only a thread that hasn't run for 0.5 ms.
+LOOKS, YIELDS, NAP = 1000, 250, 50
+
+
+class Crew(NamedTuple):
+    """A thread among those that run a kernel together."""
+    rank: int
+    n_threads: int
+    shared: int  # the address of int64 [crew_size(n_threads)], zeros at first: see layout.py
+
+
+@intrinsic
+def loaded(context, address):
+    """The int64 at an address that other threads write to."""
+    def codegen(context, b, signature, args):
+        return b.load_atomic(b.inttoptr(args[0], I64.as_pointer()), "acquire", 8)
+
+    return types.int64(types.int64), codegen
+
+
+@intrinsic
+def added(context, address, n):
+    """The int64 at an address + n, which is there now."""
+    def codegen(context, b, signature, args):
+        return b.add(b.atomic_rmw("add", b.inttoptr(args[0], I64.as_pointer()), args[1], "acq_rel"), args[1])
+
+    return types.int64(types.int64, types.int64), codegen
+
+
+@intrinsic
+def exchanged(context, address, old, new):
+    """Whether the int64 at an address was `old`, and is `new` now."""
+    def codegen(context, b, signature, args):
+        address = b.inttoptr(args[0], I64.as_pointer())
+        return b.extract_value(b.cmpxchg(address, args[1], args[2], "acq_rel", "acquire"), 1)
+
+    return types.boolean(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def pause(context, n):
+    """Lets others run while a thread waits, which has looked n times: see LOOKS."""
+    def codegen(context, b, signature, args):
+        if FEATURES.get("sse2"):
+            call(b, "llvm.x86.sse2.pause", ir.VoidType())  # for a thread that shares the core
+        yields, naps = WAITING
+        with b.if_then(b.icmp_signed(">=", args[0], I64(LOOKS)), likely=False):
+            call(b, yields, I32)
+            with b.if_then(b.icmp_signed(">=", args[0], I64(LOOKS + YIELDS))):
+                call(b, naps, I32, I32(NAP))
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@compiled
+def crew_of(record, rank):
+    return Crew(rank, fields.n_threads(record), fields.shared(record))
+
+
+@compiled
+def taken(queue, number, n, own):
+    """Takes one of the n pieces of a thread: the first one, or not for oneself the last -> which; -1: none is left.
+
+    A queue is an int64: the number of a work, then how many pieces are taken from the end, and from the start. One with
+    a lower number is of a work that is over, and counts nothing.
+    """
+    while True:
+        word = loaded(queue)
+        if word >> 32 > number:
+            return -1
+        counts = word & 0xFFFFFFFF if word >> 32 == number else 0
+        first, last = counts & 0xFFFF, counts >> 16
+        if first + last >= n:
+            return -1
+        if exchanged(queue, word, number << 32 | counts + (1 if own else 0x10000)):
+            return first if own else n - 1 - last
+
+
+@compiled
+def pieces_for(n_tokens, crew):
+    """How many pieces there are of a work on so many tokens, or fewer."""
+    return crew.n_threads * (PIECES if n_tokens <= FEW else MANY_PIECES)
+
+
+@compiled
+def pieces(n, unit, n_tokens, crew):
+    """(start, end) of the parts of range(n) that a thread works on for so many tokens, in whole units.
+
+    All threads ask for the same pieces in the same order, and a work's pieces are taken before anybody asks for the
+    next one's. So the number of pieces before it tells which work a queue is about.
+    """
+    units, parts = (n + unit - 1) // unit, pieces_for(n_tokens, crew)
+    step = max((units + parts - 1) // parts, 1) * unit
+    count, members = (n + step - 1) // step, crew.shared + 8 * MEMBERS
+    mine = int64s_at(members + 8 * MEMBER_SIZE * crew.rank, (MEMBER_SIZE,))
+    number = mine[PROMISED]
+    mine[PROMISED] += count
+    for turn in range(crew.n_threads):
+        other = crew.rank + turn - (crew.n_threads if crew.rank + turn >= crew.n_threads else 0)
+        before, end = count * other // crew.n_threads, count * (other + 1) // crew.n_threads
+        while True:
+            i = taken(members + 8 * MEMBER_SIZE * other, number, end - before, turn == 0)
+            if i < 0:
+                break
+            start = (before + i) * step
+            yield start, min(start + step, n)
+            mine[READY] += 1
+        if exchanged(crew.shared + 8 * DONE, number + count - mine[READY], number + count):  # all others are done
+            mine[READY] = 0
+            break
+
+
+@compiled
+def items(n, crew):
+    """The numbers of range(n) that a thread works on."""
+    for start, end in pieces(n, np.int64(1), n, crew):
+        for i in range(start, end):
+            yield i
+
+
+@compiled
+def wait(crew):
+    """Waits until all pieces so far are done, or a thread has failed."""
+    mine = int64s_at(crew.shared + 8 * (MEMBERS + MEMBER_SIZE * crew.rank), (MEMBER_SIZE,))
+    promised, done = mine[PROMISED], crew.shared + 8 * DONE
+    if mine[READY] > 0:
+        added(done, mine[READY])
+        mine[READY] = 0
+    n = 0
+    while loaded(done) < promised and loaded(crew.shared + 8 * ABANDONED) == 0:
+        pause(n)
+        n += 1

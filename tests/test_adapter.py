@@ -14,6 +14,7 @@ from helpers import REMOVED, assert_cli_refuses, assert_one_line, edit_json, log
 from make_random_model import make_random_model
 from qwen3_embed import embed
 from embedders import make_embedder
+from qwen3_lib.app.files import fingerprint
 from qwen3_lib.io.models import open_model
 from packed import to_bf16
 from published import CASES, WHOLE_GROUPS, quantize_model, write_tensors
@@ -115,6 +116,23 @@ def test_both_engines_take_it(folders):
     model = qwen3.load_model(path, fast.engine("int8", kv_dtype="f32"), adapter=adapter)
     assert np.sqrt(((logits(model) - expected) ** 2).mean()) < 0.1 * expected.std()
     assert model.sampling == qwen3.load_model(path).sampling != qwen3.Sampling()
+
+
+def test_changes_between_the_ends_tell_models_apart(tmp_path):
+    """By the fingerprint of a saved prompt, which reads both ends of each matrix, and an adapter's files."""
+    path, name = make_random_model(BASE | {"intermediate_size": 256}, tmp_path / "model"), "model.layers.1.mlp.up_proj"
+    found = set()
+    for value in (1, 2):
+        def middle(tensors, value=value):
+            b = tensors[f"base_model.model.{name}.lora_B.weight"]
+            b[:] = 0
+            b[100:110] = value
+
+        make_adapter(tmp_path / str(value), {name: (256, 32)})
+        with_adapter_tensors(tmp_path / str(value), middle)
+        model = qwen3.load_model(path, adapter=tmp_path / str(value))
+        found.add(fingerprint(model, qwen3.KVCache(model.config)))
+    assert len(found) == 2
 
 
 def test_an_adapter_of_an_embedding_model(tmp_path):

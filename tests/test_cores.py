@@ -73,7 +73,8 @@ def test_the_quota_of_a_cgroup(files, expected, tmp_path, monkeypatch):
 def test_threads_of_a_pass(four_threads, monkeypatch, hidden_size, cpus, expected):
     monkeypatch.setattr(cores, "available_cpus", lambda: cpus)
     engine = sharing(qwen3.Engine(run=threads))
-    assert engine.run(model_of(hidden_size)) == expected
+    assert engine.run(model_of(hidden_size)) == expected and engine.guess is None
+    assert sharing(qwen3.Engine(run=threads, guess=threads)).guess(model_of(hidden_size)) == expected
 
 
 def test_a_forked_process_does_not_wait_for_a_pass_of_its_parent(four_threads):

@@ -228,6 +228,7 @@ SCALES = {  # a matrix's scales, and whether the fast engine can hold them; None
 }
 
 
+@pytest.mark.filterwarnings("error")  # which would be lines on stderr
 @pytest.mark.parametrize("form, most", [(INT8, 127), (Q8_1, 127), (Q5_1, 15), (Q4_1, 7), (Q4_0, 7)])
 @pytest.mark.parametrize("further", [0, 1])
 @pytest.mark.parametrize("case", SCALES)

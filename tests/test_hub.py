@@ -32,10 +32,12 @@ CHILD = """
 import json, sys
 from qwen3_lib.io.hub import resolve_model
 from qwen3_lib.io.errors import InputError
+from qwen3_lib.io.models import open_model
 outcomes = []
 for name, *options in json.loads(sys.argv[1]):
     try:
-        outcomes.append((str(resolve_model(name, "offline" in options)), ""))
+        path = open_model(name).path if "open" in options else resolve_model(name, "offline" in options)
+        outcomes.append((str(path), ""))
     except InputError as error:
         outcomes.append((None, str(error)))
 print(json.dumps(outcomes))
@@ -181,6 +183,10 @@ def test_a_download_asks_for_what_is_needed_and_only_once(hub, get, get_all):
     found = get_all(("tiny/demo",), ("tiny/other",), before=IMPATIENT)
     assert found[0] == outcome
     assert_refused(found[1], "tiny/other: there is no such folder, and the download failed", "run the same command again")
+
+
+def test_a_model_is_downloaded_unless_told_otherwise(hub, get):
+    assert_complete(get("tiny/demo", "open"))
 
 
 def test_a_single_file_of_weights_may_have_any_name(hub, get_all):

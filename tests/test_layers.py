@@ -8,7 +8,7 @@ import qwen3
 from packed import FORMATS, FromPython, groups_of, packed_vectors, reference, stored, to_bf16, unpacked
 from qwen3_lib.kernels import layers, quantize
 from qwen3_lib.kernels.build import kernel
-from qwen3_lib.kernels.cpu import PAIRS
+from qwen3_lib.kernels.cpu import LONG, PAIRS
 from qwen3_lib.kernels.dense import DENSE_STEPS
 from qwen3_lib.kernels.fields import FIELD_NAMES
 from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
@@ -73,6 +73,19 @@ def test_linear(name, rows, n):
         found, factors = multiplied(weight, xs[:n_vectors])
         np.testing.assert_allclose(found, factors.astype(np.float64) @ w.T.astype(np.float64), atol=8e-5 * np.sqrt(n))
         assert all(np.array_equal(found[t], alone) for t, alone in singly.items() if t < n_vectors)
+
+
+@pytest.mark.parametrize("n", [96, 4160])
+def test_linear_of_a_long_prompt(n):
+    """So many vectors that rows of bf16 are transposed before, at least 32 at a time: the bits of each vector alone."""
+    rng = np.random.default_rng(n)
+    data, weight = stored(rng.standard_normal((70, n)).astype(np.float32), ROUNDED)
+    xs = rng.standard_normal((LONG + 1, n)).astype(np.float32)
+    found, factors = multiplied(weight, xs)
+    expected = factors.astype(np.float64) @ reference(data, weight).T.astype(np.float64)
+    np.testing.assert_allclose(found, expected, atol=8e-5 * np.sqrt(n))
+    for t in (0, LONG):
+        np.testing.assert_array_equal(found[t], multiplied(weight, xs[t:t + 1])[0][0])
 
 
 def test_exp():

@@ -442,6 +442,15 @@ def test_weights_that_do_not_fit(path, tmp_path):
     assert "vision_config" in message_of(show, qwen3.load_model(tmp_path / name), COLOURS)
 
 
+@pytest.mark.parametrize("section", [[1, 2], [1, 2, "3"], [1, 2, -3], [1.5, 2, 3], [1, 2, 3, 4], "123"], ids=str)
+def test_sections_of_rope_that_can_not_be(path, section, tmp_path):
+    shutil.copytree(path, tmp_path / "model")
+    text = json.loads((path / "config.json").read_text())["text_config"]
+    key = "rope_parameters" if "rope_parameters" in text else "rope_scaling"
+    edit_json(tmp_path / "model/config.json", {"text_config": text | {key: text[key] | {"mrope_section": section}}})
+    assert_one_line(message_of(qwen3.load_model, tmp_path / "model"), str(tmp_path), "three whole numbers")
+
+
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """Runs qwen3_vision.py in a folder with the three files that it stands on and a.png, without qwen3_lib."""

@@ -21,8 +21,7 @@ from tokenizer_utils import with_system
 # A chat's field -> the same here
 NAMES_HERE = {"stop": "stop_sequences", "reasoning_effort": "output_config.effort",
               "response_format": "output_config.format"}
-ATTRIBUTION = "x-anthropic-billing-header"  # begins a block that names the client's version: others than the client's
-# own conversations would share no beginning with it
+ATTRIBUTION = "x-anthropic-billing-header"  # begins a block of the system prompt that differs between conversations
 REMINDER = "<system-reminder>"  # begins a text that Claude Code, not the user, writes
 CHOICES = {"auto": "auto", "any": "required", "none": "none"}  # tool_choice here -> in a chat
 BLOCK_TYPES = {"reasoning_content": "thinking", "content": "text"}  # a chat's field -> the type of its block
@@ -103,9 +102,9 @@ def add_message(messages: list[Value], message: Any, seeing: bool, where: str) -
     messages += [{"role": "tool", "tool_call_id": block.get("tool_use_id"), "content": [
         part_of(part, seeing) for part in blocks_of(block.get("content", ""), where)]} for block in results]
     if results:  # a message of a user's would end the turn in which the model calls tools
-        is_note = [str(part.get("text")).startswith(REMINDER) for part in parts]
-        messages[-1]["content"] += [part for part, noted in zip(parts, is_note) if noted]
-        parts = [part for part, noted in zip(parts, is_note) if not noted]
+        notes = [part for part in parts if str(part.get("text")).startswith(REMINDER)]
+        messages[-1]["content"] += notes
+        parts = [part for part in parts if part not in notes]
     if parts or not results:
         messages.append({"role": "system" if role == "system" else "user", "content": parts})
 

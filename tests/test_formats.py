@@ -217,6 +217,13 @@ def test_the_ends_of_a_packed_matrix():
         assert both_ends(tensor) == expected
 
 
+def test_a_packed_matrix_with_very_wide_rows():
+    """A block of 32 rows is read at once, however wide they are."""
+    values = np.arange(33 * (2**17 + 32), dtype=np.float32).reshape(33, -1)
+    tensor = PackedTensor("F32", values.shape, lambda start, stop: Blocks(values[start:stop]), mmap.mmap(-1, 4096), 4)
+    assert np.array_equal(tensor.read(), values)
+
+
 SCALES = {  # a matrix's scales, and whether the fast engine can hold them; None: rounded
     "float16": (np.array([1.0, 65504, 6.1e-5, 6e-8, 0.1, 1 / 3]).astype(np.float16), True),
     "negative, and zeros": (np.array([-1.0, 0, -0.0, 0.25, -3e-5, 1]).astype(np.float16), True),

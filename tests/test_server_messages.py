@@ -148,6 +148,7 @@ def test_a_request_has_the_prompt_of_the_same_chat(demo, fields, chat):
 
 @pytest.mark.parametrize("fields, thinks, budget", [
     ({}, False, None), ({"thinking": {"type": "disabled"}, "output_config": {"effort": "high"}}, False, None),
+    ({"chat_template_kwargs": {"enable_thinking": True}}, True, None), ({"enable_thinking": True}, True, None),
     ({"thinking": {"type": "adaptive"}}, True, None), ({"output_config": {"effort": "xhigh"}}, True, None),
     ({"thinking": {"type": "adaptive", "budget_tokens": 0}, "output_config": {"effort": "low"}}, True, 256),
     ({"thinking": {"type": "enabled", "budget_tokens": 1500}}, True, 1500)])

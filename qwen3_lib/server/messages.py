@@ -85,8 +85,9 @@ def chat_body(body: Body, seeing: bool) -> Body:
         chat["response_format"] = form | {"json_schema": form}
     if thinking.get("type") == "enabled":
         chat |= {"enable_thinking": True, "thinking_budget": thinking.get("budget_tokens")}
-    elif thinking.get("type") == "disabled" or not thinking and effort is None:
-        chat["enable_thinking"] = chat.get("enable_thinking", False)
+    elif "enable_thinking" not in (object_in(body, "chat_template_kwargs") | chat) and (
+            thinking.get("type") == "disabled" or not thinking and effort is None):
+        chat["enable_thinking"] = False
     return chat
 
 

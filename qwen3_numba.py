@@ -22,7 +22,7 @@ qwen3_lib/kernels/:
     vectors.py     the products with weights, in the language of LLVM; attention.py: those with keys and values
     products.py    which functions of them a pass needs; ways.py: which way is the fastest for one vector
     layers.py      the kernels, in the order of forward; fields.py: how they find their arrays
-    experts.py     the kernel of a mixture of experts
+    experts.py     the kernel of a mixture of experts; slots.py, disk.py: of one that is larger than the memory
     kind.py        what differs between model types: dense.py, and hybrid.py for Qwen3.5, whose kernel is delta.py
     intrinsics.py  what numba can't say in Python
     quantize.py    the kernels that pack weights
@@ -55,6 +55,7 @@ from qwen3 import (BUNDLED, Config, Engine, InputError, Model, Pass, Sampling, S
                    __version__, chat, checked_whole, default_sampling, embed_tokens, forward, generate, rms_norm,
                    rope_tables, to_float32)
 from qwen3_lib.io.cores import available_cpus
+from qwen3_lib.io.disk import available_memory, from_disk, stays
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import PackedTensor
 
@@ -65,13 +66,13 @@ try:
     from qwen3_lib.kernels.layout import (BF16, BLOCK, CACHE, CACHE_ROWS, F16, F32, FEW, GROUP, JOB, KV8, PANEL, PASS,
                                           PROMPT, ROUNDED, ROW, TASK, TILE, TILES, NewTokens, address_table,
                                           is_packed, padded)
-    from qwen3_lib.kernels.memory import aligned, empty
+    from qwen3_lib.kernels.memory import aligned, empty, in_memory
     from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import team_of
     from qwen3_lib.kernels.ways import ways_for, ways_table
     from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, bytes_in, choose_formats, may_move,
-                                           move_layer, mtp_head, stored_tensors, touch_pages)
+                                           move_layer, mtp_head, stored_tensors, take_slots, touch_pages)
 except ImportError as error:
     if __name__ == "__main__":
         sys.exit(f"qwen3_numba.py: {error}")
@@ -112,23 +113,32 @@ def load_weights(source: Source, quantize: str | None = None, threads: int | Non
     matrices, plan = {}, choose_formats(kind, config, stored, format).items()
     if saved is None and packs:
         plan = progress(plan, f"quantizing to {quantize}" if quantize else "unpacking")
+    disk = from_disk(config, stored, available_memory()) if saved is not None or not packs else None
+    if disk is not None and sys.stderr is not None:
+        print(f"{source.path}: {disk}", file=sys.stderr)
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, arrays)
         if saved is not None:
             [*pool.map(saved.check, *zip(*stored.items()))]
         for name, forms in plan:
             tensor, shape = stored[name], shapes[name]
+            if disk is not None and disk.fits and stays(name, stored):
+                tensor = tensor._replace(data=in_memory(tensor.data))
             matrices[name] = packer.kept(tensor.data, forms[0], *shape) if tensor.dtype == "U8" else \
                 packer.weight(f"{source.path}: {name}", tensor, forms, shape)
     for matrix in matrices.values() if activations == "bf16" else ():
         matrix["form"][matrix["form"] == BF16] = ROUNDED
     weights = Weights(kind, config, matrices, vectors, shapes, arrays, build_layers(kind, config, matrices, vectors),
                       team, format, ways_for(bytes_in(matrices.values())))
+    mappings = {id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values()
     if format is None and not packs and not config.sparse_layers:
-        mappings = {id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values()
         touch_pages(mappings)
         may_move(weights, mappings)
-    return replace(weights, mtp=mtp_head(weights)) if f"{after_layers(config)}fc.weight" in matrices else weights
+    if f"{after_layers(config)}fc.weight" in matrices:
+        weights = replace(weights, mtp=mtp_head(weights))
+    if disk is not None and disk.fits:
+        take_slots(weights, disk.for_experts, mappings)
+    return weights
 
 
 # ---- KV cache and forward --------------------------------------------------------------------------------------------

@@ -40,6 +40,8 @@ WORKS = {
     "embed": Work("works", 3, f"{LLAMA}; torch", "30 minutes, 10 GB", "texts per second of Qwen3-Embedding-0.6B"),
     "hybrid": Work("works", 3, LLAMA, "20 minutes, 12 GB", "Qwen3.5-0.8B, and a second turn after 8,000 tokens"),
     "moe": Work("works", 3, LLAMA, "15 minutes, 15 GB", "a mixture of experts: 4 layers of Qwen3-30B-A3B"),
+    "large": Work("large", 3, f"{LLAMA}; root, Linux", "20 minutes, 6 GB of disk",
+                  "a mixture larger than the memory: 6 layers of Qwen3.6-35B-A3B in memory cgroups"),
     "draft": Work("works", 5, "numba", "6 minutes, 6 GB", "--draft int4, with guesses right in a given share"),
     "mtp": Work("works", 5, "numba", "15 minutes, 6 GB", "the same by the MTP head of Qwen3.5-0.8B"),
     "vision": Work("works", 5, "torch, transformers", "1 minute", "Qwen3.5-0.8B's tower, seconds for a picture"),

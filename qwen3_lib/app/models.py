@@ -7,6 +7,7 @@ from pathlib import Path
 
 from qwen3 import BUNDLED, InputError
 from qwen3_lib.app.terminal import write
+from qwen3_lib.io.disk import available_memory, from_disk
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.gguf_file import is_gguf
 from qwen3_lib.io.hub import cached_models, tokenizer_files
@@ -18,16 +19,16 @@ from qwen3_lib.io.pooling import recipe_of
 def print_models(args: argparse.Namespace) -> None:
     """Prints a table: name, size on disk, whether this program runs the model; with --json one object a line."""
     found = [("(bundled)", BUNDLED), *cached_models(), *([] if args.model is None else models_in(Path(args.model)))]
-    rows = [(brief(name), size_on_disk(folder), why_not(folder), " (--fast)" * (quantized_file(folder) is not None))
-            for name, folder in found]
+    rows = [(brief(name), size_on_disk(folder), *judged(folder)) for name, folder in found]
     if args.json:
-        for (name, size, why, _), (_, folder) in zip(rows, found):
-            write(json.dumps({"name": name, "path": str(folder), "bytes": size, "runs": why is None, "why_not": why},
-                             ensure_ascii=False) + "\n")
+        for (name, size, why, disk), (_, folder) in zip(rows, found):
+            write(json.dumps({"name": name, "path": str(folder), "bytes": size, "runs": why is None, "why_not": why,
+                              "from_disk": disk}, ensure_ascii=False) + "\n")
         return
     width = max(len(name) for name, *_ in rows)
     write(f"{'MODEL':{width}}  {'SIZE':>8}  RUNS\n")
-    for name, size, why, how in rows:
+    for (name, size, why, disk), (_, folder) in zip(rows, found):
+        how = " (--fast)" * (quantized_file(folder) is not None) + (f"; {disk}" if disk else "")
         write(f"{name:{width}}  {readable_size(size):>8}  {f'yes{how}' if why is None else f'no: {why}'}\n")
 
 
@@ -62,6 +63,11 @@ def readable_size(n: int) -> str:
 
 def why_not(path: Path) -> str | None:
     """Why this program doesn't run the model in a folder, in a few words; None if its files fit."""
+    return judged(path)[0]
+
+
+def judged(path: Path) -> tuple[str | None, str | None]:
+    """why_not(path), and how much memory is missing for all weights of a mixture; None if nothing is."""
     try:
         source = open_model(str(path), offline=True)
         if source.saved is not None:
@@ -69,8 +75,9 @@ def why_not(path: Path) -> str | None:
             stored_tensors(source)
         if source.embeds:
             recipe_of(source)
-        return None if is_gguf(path) or all(
-            (path / name).is_file() for name in tokenizer_files(os.listdir(path))) else "no tokenizer.json"
+        disk = from_disk(source.config, source.tensors, available_memory())
+        whole = is_gguf(path) or all((path / name).is_file() for name in tokenizer_files(os.listdir(path)))
+        return None if whole else "no tokenizer.json", None if disk is None else str(disk)
     except (InputError, ImportError) as error:
         said = str(error).replace(str(path) + os.sep, "").removeprefix(f"{path}: ")
-        return brief(re.split("[;(]", said, maxsplit=1)[0].strip(), 100)
+        return brief(re.split("[;(]", said, maxsplit=1)[0].strip(), 100), None

@@ -10,6 +10,7 @@ from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.layers import (add_projected, add_to, exp, for_bf16, form_is_packed, gate_and_up, largest_of,
                                       linear, normalize, project, sigmoid, swiglu, up_to)
 from qwen3_lib.kernels.layout import EXPERT_DOWN, EXPERT_GATE, EXPERT_UP, GROUP, OUT, PANEL, vector_size
+from qwen3_lib.kernels.slots import fetch, turns_for
 
 vector_bytes = compiled(vector_size)
 
@@ -39,7 +40,7 @@ def moe(crew, layer, job):
     chosen, shares, starts, products = fields.chosen(job), fields.shares(job), fields.starts(job), fields.products(job)
     gate, up, gate_packed = fields.gate(job), fields.up(job), fields.gate_packed(job)
     gathered, gathered_packed = fields.gathered(job), fields.gathered_packed(job)
-    hidden, n_pairs = x.shape[1], len(gathered)
+    hidden = x.shape[1]
     normalize(crew, fields.norms(job)[layer, 1], router.form,
               forms.greatest if form_is_packed(forms.greatest) else router.form, job)
     wait(crew)
@@ -53,24 +54,29 @@ def moe(crew, layer, job):
     wait(crew)
     gather(crew, hidden, forms.least, job)
     wait(crew)
-    parts = pieces_for(len(x), crew)
-    for part in items(parts, crew):
-        for e in range(len(experts)):
-            first, end, w = starts[e], starts[e + 1], experts[e]
-            if first < end:
-                rows = expert_share(w[EXPERT_GATE].rows, first, end, n_pairs, part, parts)
-                gate_and_up(products, w[EXPERT_GATE], w[EXPERT_UP], w[EXPERT_DOWN].form,
-                            gathered[first:end], gathered_packed[first:end],
-                            (gate[first:end], up[first:end], gate_packed[first:end]), rows, own)
-    wait(crew)
-    for part in items(parts, crew):
-        for e in range(len(experts)):
-            first, end = starts[e], starts[e + 1]
-            if first < end:
-                start, stop = expert_share(hidden, first, end, n_pairs, part, parts)
-                linear(products, experts[e, EXPERT_DOWN], gate[first:end], gate_packed[first:end], gathered[first:end],
-                       np.int64(0), start, stop, own)
-    wait(crew)
+    parts, turns = pieces_for(len(x), crew), turns_for(layer, len(x), job)
+    for turn in range(turns):
+        begin, stop = len(experts) * turn // turns, len(experts) * (turn + 1) // turns
+        fetch(crew, layer, begin, stop, len(x), job)
+        for part in items(parts, crew):
+            before, n_pairs = starts[begin], starts[stop] - starts[begin]
+            for e in range(begin, stop):
+                first, end, w = starts[e], starts[e + 1], experts[e]
+                if first < end:
+                    rows = expert_share(w[EXPERT_GATE].rows, first - before, end - before, n_pairs, part, parts)
+                    gate_and_up(products, w[EXPERT_GATE], w[EXPERT_UP], w[EXPERT_DOWN].form,
+                                gathered[first:end], gathered_packed[first:end],
+                                (gate[first:end], up[first:end], gate_packed[first:end]), rows, own)
+        wait(crew)
+        for part in items(parts, crew):
+            before, n_pairs = starts[begin], starts[stop] - starts[begin]
+            for e in range(begin, stop):
+                first, end = starts[e], starts[e + 1]
+                if first < end:
+                    rows = expert_share(hidden, first - before, end - before, n_pairs, part, parts)
+                    linear(products, experts[e, EXPERT_DOWN], gate[first:end], gate_packed[first:end],
+                           gathered[first:end], np.int64(0), rows[0], rows[1], own)
+        wait(crew)
     for start, end in pieces(hidden, np.int64(PANEL), len(x), crew):
         for t in range(len(x)):
             sum_ = h[t, start:end]

@@ -34,6 +34,18 @@ def call_at(context, address, arguments):
 
 
 @intrinsic
+def result_at(context, address, arguments):
+    """call_at of a function that returns an int64."""
+    n = len(arguments)
+
+    def codegen(context, b, signature, args):
+        kind = ir.FunctionType(I64, [I64] * n)
+        return b.call(b.inttoptr(args[0], kind.as_pointer()), cgutils.unpack_tuple(b, args[1], n))
+
+    return types.int64(types.int64, types.UniTuple(types.int64, n)), codegen
+
+
+@intrinsic
 def dot(context, x, y, n):
     """The sum of the products of two float32 [n], n a multiple of 16, in the order of float_product."""
     def codegen(context, b, signature, args):

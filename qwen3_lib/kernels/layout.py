@@ -143,6 +143,11 @@ def record(*names: str) -> np.dtype:
 WEIGHT = record("address", "stride", "form", "rows", "columns")
 # The least and the greatest format of the matrices that are multiplied with the result of a norm.
 FORMS = record("least", "greatest")
+# Where a matrix of an expert is: mapped; in a slot, so many bytes behind its beginning. The slot's bytes from `into` on
+# are `length` bytes of a file from `start` on; 0 if the matrix comes with the one before it.
+FILE_BLOCK = record("mapped", "behind", "file", "start", "length", "into")
+# Memory for an expert of a layer: whose it is, or -1; the number of the pass that used it last.
+SLOT = record("address", "expert", "used")
 # Whether the weights of the chosen experts are scaled to a sum of 1; whether all tokens go through the last expert.
 ROUTING = record("norm_topk_prob", "shared")
 # Which of the layers with keys and values a layer is, and which of those with a state; or -1.
@@ -188,6 +193,10 @@ class Layers(NamedTuple):
     routers: of(WEIGHT, 1)  # [n_layers], all F32
     experts: of(WEIGHT, 3)  # [n_layers, num_experts, 3], in the order of EXPERT
     routing: of(ROUTING, 1)  # [1]
+    blocks: of(FILE_BLOCK, 3)  # [n_layers, num_experts, 3], see slots.py; or [n_layers, 0, 3]
+    slots: of(SLOT, 2)  # [n_layers, slots of a layer], or [n_layers, 0]: the experts are in memory, or mapped
+    slot_of: of(np.int64, 2)  # [n_layers, num_experts], where an expert is; or -1
+    fetching: of(np.int64, 1)  # what threads tell each other of the experts to read, see slots.py
     places: of(PLACE, 1)  # [n_layers]
     delta_sizes: of(DELTA_SIZES, 1)  # [1], or [0]
     conv: of(np.float32, 3)  # [layers with a state, taps, channels], the oldest tap first

@@ -6,7 +6,6 @@ import ctypes
 import mmap
 import weakref
 from collections import deque
-from pathlib import Path
 
 import numpy as np
 
@@ -50,15 +49,11 @@ class LargePages:
         self.used -= last.size
 
 
-def available_memory() -> int:
-    """The bytes that programs may still take, as Linux and a container's limit have it; elsewhere 0."""
-    found = []
-    with contextlib.suppress(OSError, ValueError):
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
-        found.append(int(lines["MemAvailable"].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError):  # "max": no limit
-        found.append(int(Path("/sys/fs/cgroup/memory.max").read_text("ascii")))
-    return min(found, default=0)
+def in_memory(data: np.ndarray) -> np.ndarray:
+    """A copy of an array of a mapped file."""
+    copy = aligned((data.nbytes,)).view(data.dtype).reshape(data.shape)
+    copy[:] = data
+    return copy
 
 
 def let_go(address: int, size: int) -> None:

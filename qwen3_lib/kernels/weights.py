@@ -16,13 +16,15 @@ import numpy as np
 
 from qwen3 import Config, Source, Tensor, to_float32
 from qwen3_5 import MTP_NORMS, mtp_config
+from qwen3_lib.io.disk import available_memory
 from qwen3_lib.io.packed import checked_saved
 from qwen3_lib.io.tensors import AnyTensor
+from qwen3_lib.kernels.disk import Files, no_slots, with_slots
 from qwen3_lib.kernels.hybrid import Vocabulary
 from qwen3_lib.kernels.kind import Kind, kind_for
 from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, PANEL, ROUNDED,
                                       ROUTING, WEIGHT, Layers, Q, Space, is_packed, packed_shape, address_table)
-from qwen3_lib.kernels.memory import LargePages, Reused, available_memory, experts_of, let_go, work_space
+from qwen3_lib.kernels.memory import LargePages, Reused, experts_of, let_go, work_space
 from qwen3_lib.kernels.packing import forms_of, packed_form
 from qwen3_lib.kernels.team import Team
 from qwen3_lib.kernels.ways import Ways
@@ -63,6 +65,7 @@ class Weights:
     pages: LargePages = field(default_factory=LargePages)
     moved: list[np.ndarray] = field(default_factory=list)  # what it has moved
     moving: Any = field(default_factory=threading.Lock)  # of the thread that moves a layer
+    slots: list[Any] = field(default_factory=list)  # the memory of experts that come from the disk, and their files
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -125,6 +128,21 @@ def may_move(w: Weights, mappings: Iterable[mmap.mmap]) -> None:
                if any(start <= each.address < start + size for start, size in starts)]
     if available_memory() >= 3 * sum(int(each.rows * each.stride) for each in records):
         w.mapped = records[::-1]
+
+
+def take_slots(w: Weights, memory: int, mappings: Iterable[mmap.mmap]) -> None:
+    """Experts come from the disk into so many bytes of memory, if the system can read past its page cache.
+
+    Of what stays mapped, a page that is missing is read alone.
+    """
+    models, files = [w, *([w.mtp.layer] if w.mtp else [])], Files()
+    n_layers = [np.count_nonzero(each.layers.routers["rows"]) for each in models]
+    with contextlib.suppress(OSError):  # all stay mapped
+        for each, n in zip(models, n_layers):
+            each.layers, kept = with_slots(each.layers, w.config.num_experts, memory * n // sum(n_layers), files)
+            w.slots.append(kept)
+    for mapping in mappings:
+        mapping.madvise(mmap.MADV_RANDOM)
 
 
 def move_layer(w: Weights) -> None:
@@ -238,7 +256,7 @@ def build_layers(kind: Kind, config: Config, matrices: dict[str, np.ndarray],
                   forms=forms,
                   head=matrices.get("lm_head.weight", matrices["model.embed_tokens.weight"]).copy(),
                   eps=np.array([config.rms_norm_eps]),
-                  routing=np.array([(config.norm_topk_prob, n_experts > config.num_experts)], ROUTING))
+                  **no_slots(n), routing=np.array([(config.norm_topk_prob, n_experts > config.num_experts)], ROUTING))
 
 
 def touch_pages(mappings: Iterable[mmap.mmap]) -> None:

@@ -1,0 +1,94 @@
+"""Where the experts of a mixture larger than the memory lie in its files, and the memory for some of them: slots.py."""
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import weakref
+from typing import Any
+
+import numpy as np
+
+from qwen3_lib.kernels.layout import FILE_BLOCK, PANEL, SLOT, Layers, is_packed, padded
+
+PAGE = 4096  # of a disk: O_DIRECT reads whole ones
+
+
+def no_slots(n_layers: int) -> dict[str, np.ndarray]:
+    """The fields of Layers whose experts are in memory."""
+    return {"blocks": np.zeros((n_layers, 0, 3), FILE_BLOCK), "slots": np.zeros((n_layers, 0), SLOT),
+            "slot_of": np.zeros((n_layers, 0), np.int64), "fetching": np.zeros(3, np.int64)}
+
+
+class Files:
+    """The files that are mapped into this process, opened a second time, past the page cache."""
+
+    def __init__(self) -> None:
+        self.handles = dict[str, int]()
+        self.places = list[tuple[int, int, int, str, int]]()  # first address, end, offset in the file, path, inode
+        for line in open("/proc/self/maps", encoding="utf-8", errors="surrogateescape"):
+            span, _, offset, _, inode, *path = line.rstrip("\n").split(None, 5)
+            if path and inode != "0":
+                start, end = (int(each, 16) for each in span.split("-"))
+                self.places.append((start, end, int(offset, 16), path[0], int(inode)))
+        weakref.finalize(self, lambda handles: [*map(os.close, handles)], self.handles.values())
+
+    def place(self, address: int) -> tuple[int, int]:
+        """(the handle of the file whose byte is mapped to this address, that byte). Raises OSError."""
+        for start, end, offset, path, inode in self.places:
+            if start <= address < end:
+                if path not in self.handles:
+                    handle = self.handles[path] = os.open(path, os.O_RDONLY | os.O_DIRECT)
+                    if os.fstat(handle).st_ino != inode:
+                        raise OSError(f"{path} has been replaced")
+                return self.handles[path], address - start + offset
+        raise OSError("not mapped")
+
+
+def blocks_of(experts: np.ndarray, files: Files) -> tuple[np.ndarray, int]:
+    """WEIGHT [n, 3] of a layer's experts -> FILE_BLOCK [n, 3], the bytes of a slot. Raises OSError.
+
+    Matrices that are neighbours in a file are read at once; each read begins and ends at whole pages.
+    """
+    blocks, most = np.zeros(experts.shape, FILE_BLOCK), 0
+    for expert, row in zip(experts, blocks):
+        room, behind_last = 0, (0, 0)  # used of the slot; the file and the byte where the last matrix ends
+        order = np.argsort(expert["address"])
+        for i in order:
+            w, block = expert[i], row[i]
+            size = int(w.stride) * (padded(int(w.rows), PANEL) // PANEL if is_packed(int(w.form)) else int(w.rows))
+            handle, byte = files.place(int(w.address))
+            block.mapped = w.address
+            if (handle, byte) == behind_last:
+                first.length += size
+            else:
+                room = padded(room, PAGE)
+                first, block.file, block.start, block.into = block, handle, byte // PAGE * PAGE, room
+                block.length = byte % PAGE + size
+            block.behind = first.into + byte - first.start
+            room, behind_last = int(first.into + first.length), (handle, byte + size)
+        most = max(most, padded(room, PAGE))
+    return blocks, most
+
+
+def with_slots(layers: Layers, n_experts: int, memory: int, files: Files) -> tuple[Layers, Any]:
+    """The same with slots for experts in so many bytes -> (layers, what keeps the slots). Raises OSError.
+
+    A layer has one slot at least, and at most as many as experts.
+    """
+    sparse = [i for i, router in enumerate(layers.routers) if router.rows > 0]
+    found = {i: blocks_of(layers.experts[i, :n_experts], files) for i in sparse}
+    size = max(most for _, most in found.values())
+    n_slots = min(n_experts, max(memory // len(sparse) // size, 1))
+    space = mmap.mmap(-1, n_slots * len(sparse) * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    space.madvise(mmap.MADV_HUGEPAGE)  # they are read faster
+    n, at = len(layers.routers), ctypes.addressof(ctypes.c_char.from_buffer(space))
+    blocks, slots = np.zeros((n, n_experts, 3), FILE_BLOCK), np.zeros((n, n_slots), SLOT)
+    slots["expert"] = -1
+    for j, i in enumerate(sparse):
+        blocks[i] = found[i][0]
+        slots["address"][i] = at + (np.arange(n_slots) + j * n_slots) * size
+    fetching = np.zeros(3 + n_experts, np.int64)
+    fetching[0] = ctypes.cast(ctypes.CDLL(None).pread, ctypes.c_void_p).value
+    return layers._replace(blocks=blocks, slots=slots, slot_of=np.full((n, n_experts), -1), fetching=fetching), \
+        (space, files)

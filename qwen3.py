@@ -61,7 +61,7 @@ try:
     from tokenizer_utils import (Answer, InputError, Tokenizer, brief, checked_messages, load_tokenizer, parse_answer,
                                  read_json_object, stream_text, with_system)
 except (ImportError, KeyboardInterrupt) as error:
-    if not (program := Path(sys.argv[0]).name).startswith("qwen3"):  # qwen3_batch.py and the others are programs, too
+    if not (program := Path(sys.argv[0]).name).startswith(("qwen3", "qwen4")):  # qwen3_batch.py and the others are programs, too
         raise
     stopped = isinstance(error, KeyboardInterrupt)
     print(f"{program}: interrupted" if stopped else f"{program}: {error}; this is Python {sys.version.split()[0]}; it "
@@ -825,7 +825,7 @@ def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
 
 def unsupported(key: str, value: Any, *only: Any) -> str:
     """The error text for a value in config.json that this program can't compute; `only` are the values that it can."""
-    files = ("qwen3_5.py", "qwen3_vision.py", "qwen3_asr.py", "qwen3_lib")
+    files = ("qwen3_5.py", "qwen4_exp.py", "qwen3_vision.py", "qwen3_asr.py", "qwen3_lib")
     absent = [name for name in files if not (HERE / name).exists()]
     more = f"other models need {', '.join(absent)} beside qwen3.py" if absent else "transformers computes it"
     return f"{key} = {brief(repr(value), 80)} is not supported, only {', '.join(map(repr, only))}; {more}"
@@ -1079,7 +1079,7 @@ class ModelType:
     media: str = ""  # the module that reads the tower: its media_of(source) gives Model.media
     tokenizer: Callable[[Path], Tokenizer] = load_tokenizer  # reads a folder's tokenizer
     seeing: dict[str, Any] = field(default_factory=dict)  # transformers' values for pictures
-    fast: str = "qwen3_lib.kernels.dense"  # the module with what the fast engine has for its layers
+    fast: str = "qwen3_lib.kernels.dense"  # the module with what the fast engine has for its layers; "" if nothing
     quantize: str | None = None  # how the fast engine packs the weights, unless the caller says so
 
 

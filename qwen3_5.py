@@ -30,7 +30,7 @@ The vision tower in the files (model.visual.*) is read by qwen3_vision.py.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -77,17 +77,23 @@ def sigmoid(x: np.ndarray) -> np.ndarray:
     return 1 / (1 + np.exp(-x))
 
 
-def causal_convolution(x: np.ndarray, weight: np.ndarray, history: np.ndarray,
-                       guesses: int = 0) -> tuple[np.ndarray, np.ndarray]:
+def silu(x: np.ndarray) -> np.ndarray:
+    """x sigmoid(x): 0 far below 0, x far above."""
+    return x * sigmoid(x)
+
+
+def causal_convolution(x: np.ndarray, weight: np.ndarray, history: np.ndarray, guesses: int = 0,
+                       step: int = 1) -> tuple[np.ndarray, np.ndarray]:
     """silu of each channel's weighted sum over the last few tokens: x [n, channels] -> the same shape, new history.
 
-    weight [channels, width]; history [width - 1, channels] are the rows before x. So a head sees what stands just
-    before a token without attention. The new history begins before the last `guesses` rows, and has them, too.
+    weight [channels, width]: of each step-th token; history [(width - 1) * step, channels] are the rows before x. So a
+    head sees what stands just before a token without attention. The new history begins before the last `guesses` rows,
+    and has them, too.
     """
     n, width = len(x), weight.shape[1]
     rows = np.concatenate([history, x])
-    out = sum(rows[i:i + n] * weight[:, i] for i in range(width))
-    return out * sigmoid(out), rows[n - guesses:].copy()  # a view would keep all rows in memory
+    out = sum(rows[i * step:i * step + n] * weight[:, i] for i in range(width))
+    return silu(out), rows[n - guesses:].copy()  # a view would keep all rows in memory
 
 
 def unit_length(x: np.ndarray) -> np.ndarray:
@@ -165,8 +171,8 @@ def mix(rows: np.ndarray, learned: int, state: np.ndarray, shape: tuple[int, int
     return np.concatenate([first, last], axis=1).swapaxes(0, 1), state
 
 
-def gated_delta_net(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: Pass,
-                    layer: int) -> np.ndarray:
+def gated_delta_net(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: Pass, layer: int,
+                    gate: Callable[[np.ndarray], np.ndarray] = silu) -> np.ndarray:
     """A mixer without keys and values: x [n, hidden_size] -> the same shape. Writes the new state into the cache."""
     n = len(x)
     # How much is forgotten, and how much is learned, depends on the token. A_log sets a head's usual memory.
@@ -175,7 +181,7 @@ def gated_delta_net(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cach
     out = np.concatenate([one.recall(layer, w["conv1d"], *(array[rows] for array in new))  # of each sequence
                           for one, rows in cache.parts])
     z = linear(x, w["in_proj_z"]).reshape(out.shape)  # [n, heads, value_dim], the output's gate
-    out = rms_norm(out, w["norm"], config.rms_norm_eps) * (z * sigmoid(z))
+    out = rms_norm(out, w["norm"], config.rms_norm_eps) * gate(z)
     return linear(out.reshape(n, -1), w["out_proj"])
 
 
@@ -196,17 +202,21 @@ def gated_attention(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cach
     return linear(out.reshape(n, -1), w["o_proj"])
 
 
+def feed_forward(h: np.ndarray, w: dict[str, Any], config: HybridConfig) -> np.ndarray:
+    """The second half of a layer: h [n, hidden_size] -> the same shape."""
+    out = swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"])
+    if "experts" in w:  # then this was the expert that all positions go through, as far as its gate [n, 1] lets them
+        out = moe(h, w["gate"], w["experts"], config) + sigmoid(linear(h, w["shared_expert_gate"])) * out
+    return out
+
+
 def decoder_layer(x: np.ndarray, w: dict[str, Any], config: HybridConfig, cache: Pass, layer: int,
                   cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """One layer: x [n, hidden_size] -> the same shape. Writes into the caches of a pass."""
     h = rms_norm(x, w["input_layernorm"], config.rms_norm_eps)
     x = x + (gated_delta_net(h, w, config, cache, layer) if layer in config.linear_layers else
              gated_attention(h, w, config, cache, layer, cos, sin))
-    h = rms_norm(x, w["post_attention_layernorm"], config.rms_norm_eps)
-    out = swiglu(h, w["gate_proj"], w["up_proj"], w["down_proj"])
-    if "experts" in w:  # then this was the expert that all positions go through, as far as its gate [n, 1] lets them
-        out = moe(h, w["gate"], w["experts"], config) + sigmoid(linear(h, w["shared_expert_gate"])) * out
-    return x + out
+    return x + feed_forward(rms_norm(x, w["post_attention_layernorm"], config.rms_norm_eps), w, config)
 
 
 # ---- The state, in place of a cache ----------------------------------------------------------------------------------
@@ -324,12 +334,12 @@ class HybridCache(KVCache):
 
     def arrays(self) -> dict[str, np.ndarray]:
         """See KVCache.arrays; also history, state and late [n_linear_layers, ...]: the last State of each delta net."""
-        states = self.snapshots[-1].states.values()
+        states = [self.snapshots[-1].states[layer] for layer in self.config.linear_layers]
         return super().arrays() | dict(zip(STATE_ARRAYS, map(np.stack, zip(*states))))
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         layers = self.config.linear_layers
-        self.new = dict(zip(layers, map(State, *(arrays[name] for name in STATE_ARRAYS)))) if layers else {}
+        self.new |= dict(zip(layers, map(State, *(arrays[name] for name in STATE_ARRAYS)))) if layers else {}
         super().restore(arrays)
 
     def bytes(self, length: int, more_layers: int = 0) -> int:

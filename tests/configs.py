@@ -85,6 +85,13 @@ NEXT = {key: value for key, value in HYBRID_MOE.items() if key != "rope_paramete
     "mlp_only_layers": [], "intermediate_size": 80, "norm_topk_prob": True, "rope_theta": 10000000, "rope_scaling": None,
     "partial_rotary_factor": 0.25, "full_attention_interval": 4, "output_router_logits": False,
     "router_aux_loss_coef": 0.001, "linear_value_head_dim": 24}
+# Qwen3.8-Flash-Next's language model: a budget of 2 blocks, and a table in three parts.
+FLASH = {key: value for key, value in HYBRID_MOE.items() if key != "norm_topk_prob"} | {
+    "architectures": ["Qwen4ExpForCausalLM"], "model_type": "qwen4_exp_text", "eos_token_id": 7, "head_dim": 32,
+    "hc_count": 4, "hc_lowrank": 12, "ple_layer_ids": [2], "ple_embed_dim": 48, "ple_conv_kernel_size": 4,
+    "ngram_size": 3, "heads_per_ngram": 4, "ngram_vocab_size_base": 300, "make_ngram_vocab_size_divisible_by": 128,
+    "split_ngram_parts": 3, "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 16, "indexer_budget": 8,
+    "indexer_compress_ratio": 4, "output_gate_type": "sigmoid"}
 HYBRIDS = {  # name -> config
     "tied": HYBRID,
     "untied, two value heads to a key head": HYBRID | {"tie_word_embeddings": False, "linear_num_value_heads": 4},

@@ -31,7 +31,8 @@ SIZES = {"0.6B": (1024, 3072, 28, 16, 8, True), "1.7B": (2048, 6144, 28, 16, 8, 
          "14B": (5120, 17408, 40, 40, 8, False), "32B": (5120, 25600, 64, 64, 8, False)}
 # Norms of a Qwen3.5 are stored as their distance from 1; the state of a head keeps half of itself for some 20 tokens.
 HYBRID_SCALES = {"input_layernorm": 0, "post_attention_layernorm": 0, "q_norm": 0, "k_norm": 0, "A_log": -3,
-                 "pre_fc_norm_embedding": 0, "pre_fc_norm_hidden": 0}
+                 "pre_fc_norm_embedding": 0, "pre_fc_norm_hidden": 0, "hc_norm": 0, "norm_key": 0, "norm_query": 0,
+                 "norm_conv": 0, "q_layernorm": 0, "k_layernorm": 0}
 
 
 def official_config(size: str) -> dict:

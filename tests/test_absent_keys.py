@@ -13,7 +13,14 @@ transformers = pytest.importorskip("transformers", reason="transformers is not i
 SECTIONS = {"qwen3_vl": [24, 20, 20], "qwen3_5": [11, 11, 10]}  # of RoPE, in modeling_*.py: no config class has them
 SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads", "rms_norm_eps")
 EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size")
-HYBRID = [kind for kind in MODEL_TYPES if "qwen3_5" in kind or kind == "qwen3_next"]
+HYBRID = [kind for kind in MODEL_TYPES if "qwen3_5" in kind or kind == "qwen3_next" or "qwen4" in kind]
+SPARSE = [kind for kind in MODEL_TYPES if "moe" in kind or kind in HYBRID and "qwen3_5" not in kind]
+STREAMS = ("hc_count", "hc_lowrank", "ple_conv_kernel_size", "ngram_size", "heads_per_ngram", "ngram_vocab_size_base",
+           "make_ngram_vocab_size_divisible_by", "split_ngram_parts", "seed", "ple_embed_dim", "indexer_n_heads",
+           "indexer_head_dim", "indexer_budget", "indexer_compress_ratio")
+WITHOUT_DEFAULTS = {"indexer_n_heads": 3, "indexer_kv_heads": 1, "indexer_head_dim": 512, "indexer_budget": 96,
+                    "indexer_compress_ratio": 3, "ple_layer_ids": [3, 2], "ple_embed_dim": 1280, "eos_token_id": 5,
+                    "output_gate_type": "sigmoid"}  # of Qwen3.8-Flash-Next
 TOWER = ("depth", "num_heads", "patch_size", "spatial_merge_size", "temporal_patch_size")
 
 
@@ -35,6 +42,8 @@ def whole(kind):
         text["rope_parameters"]["mrope_section"] = [5, 6, 7]
     if "layer_types" in text and kind not in HYBRID:
         text["layer_types"] = ["full_attention"] * text["num_hidden_layers"]
+    if "qwen4" in kind:
+        text |= WITHOUT_DEFAULTS
     return raw | {"architectures": MODEL_TYPES[kind].architectures[:1]}
 
 
@@ -56,19 +65,24 @@ def without(raw, path, values=()):
 
 def read_by_transformers(kind, raw):
     config = transformers.CONFIG_MAPPING[kind].from_dict(raw)
-    text, vision = config.get_text_config(), raw.get("vision_config") and config.vision_config  # else it is blind here
+    blind = not raw.get("vision_config") or not MODEL_TYPES[kind].media
+    text, vision = config.get_text_config(), None if blind else config.vision_config
     rope, n = text.rope_parameters, text.num_hidden_layers
     head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     turned = int(head_dim * rope.get("partial_rotary_factor", 1))
     found = {name: getattr(text, name) for name in SIZES} | {
         "head_dim": head_dim, "rope_dim": turned, "context_length": text.max_position_embeddings,
         "rope_theta": rope["rope_theta"], "rope_type": rope["rope_type"]}
-    if "moe" in kind or kind == "qwen3_next":
+    if "qwen4" in kind:
+        found |= {name: getattr(text, name) for name in STREAMS} | {
+            "ple_layers": [i - 1 for i in text.ple_layer_ids],
+            "output_gate_type": text.output_gate_type or text.hidden_act}
+    if kind in SPARSE:
         found |= {name: getattr(text, name) for name in EXPERTS}
         found["norm_topk_prob"] = getattr(text, "norm_topk_prob", True)
         step, dense = getattr(text, "decoder_sparse_step", 1), getattr(text, "mlp_only_layers", ())
         found["sparse_layers"] = [i for i in range(n) if i not in dense and (i + 1) % step == 0]
-    if "qwen3_5_moe" not in kind:
+    if "qwen3_5_moe" not in kind and "qwen4" not in kind:
         found["intermediate_size"] = text.intermediate_size
     if kind in HYBRID:
         found |= {name: value for name, value in vars(text).items() if name.startswith("linear_")}

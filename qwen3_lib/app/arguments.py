@@ -194,7 +194,7 @@ def schema_option(given: dict[str, Any]) -> Any:
 def engine_of(args: argparse.Namespace, source: Source) -> Engine:
     """The engine of add_engine_options for a model. Raises InputError where numba is asked for and absent."""
     asked = args.fast or source.saved is not None or any(vars(args)[name] is not None for name in ENGINE_OPTIONS)
-    if args.fast is False or not asked and parameters(source) <= LARGE:
+    if args.fast is False or not asked and (parameters(source) <= LARGE or not source.kind.fast):
         return Engine()
     try:
         import qwen3_numba

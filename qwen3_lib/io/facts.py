@@ -1,6 +1,8 @@
 """Facts about a model: its name, its parameters, its engine, the bytes that a token reads."""
 import math
 
+import numpy as np
+
 from qwen3 import Model, Source
 
 
@@ -10,7 +12,7 @@ def weight_bytes(model: Model) -> int:
     """
     weights, config = model.weights, model.config
     if isinstance(weights, dict):
-        arrays = [weights["norm"], weights["lm_head"]]
+        arrays = [w for name, w in weights.items() if name != "embed_tokens" and isinstance(w, np.ndarray)]
         for layer in weights["layers"]:
             arrays += [w for name, w in layer.items() if name != "experts"]
             arrays += [w for expert in range(config.num_experts_per_tok) if "experts" in layer

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import Config, ModelType
+from qwen3 import Config, InputError, ModelType
 
 
 class Widths(NamedTuple):
@@ -32,7 +32,10 @@ class Kind(NamedTuple):
 
 
 def kind_for(model_type: ModelType) -> Kind:
-    """The row for a model type."""
+    """The row for a model type. Raises InputError for one whose layers the fast engine can't compute."""
+    if not model_type.fast:
+        raise InputError(f"the fast engine can't compute a {model_type.architectures[0]} yet: leave out --fast and the "
+                         "options that need it")
     return import_module(model_type.fast).KIND  # type: ignore[no-any-return]
 
 

@@ -108,7 +108,8 @@ def compile_all() -> Path:
     Raises InputError if it can't be kept.
     """
     configs: Any = SimpleNamespace(sparse_layers=()), SimpleNamespace(sparse_layers=(0,))
-    wanted = [steps_of(kind_for(kind), config) for kind in {each.fast: each for each in MODEL_TYPES.values()}.values()
+    wanted = [steps_of(kind_for(kind), config) for kind in {each.fast: each for each in MODEL_TYPES.values()
+                                                             if each.fast}.values()
               for config in configs]
     make_kernels(*wanted, *PACKERS)
     for form in STORABLE:

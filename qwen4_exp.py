@@ -1,0 +1,500 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = ["numpy>=2.0", "safetensors>=0.8", "tokenizers>=0.22.2", "jinja2>=3.1.6", "prompt_toolkit>=3.0.40",
+#                 "threadpoolctl>=3.5"]
+# ///
+"""Qwen3.8-Flash-Next (`qwen4_exp`) in plain NumPy: four residual streams, sparse attention, a table of n-grams.
+
+    python qwen4_exp.py --model Qwen3.8-Flash-Next "What is the capital of France?"     a folder with Qwen's own files
+
+This file stands on qwen3_5.py, which you should read first, and has what is new. Read it from top to bottom:
+
+    config -> the streams -> the n-gram table -> sparse attention -> a layer and the whole pass -> cache -> loading
+
+What is new against Qwen3.5, with the sizes of Qwen3.8-Flash-Next (`n` is the number of tokens):
+
+    token ids [n] ---> embedding [n, 2560], four times side by side: the streams r [n, 4, 2560]
+        |                        |
+        v                        v
+    the last 1, 2 and 3     +-> r  (layer 1 only)  r + n-gram layer: 16 rows of 160 numbers of the table for each token
+    tokens, hashed: rows    |    |
+    of a table of 51        |    |---> read: of four streams one [n, 2560] ---> gated delta net, or sparse attention --+
+    billion numbers,        |    |                                                                                    |
+    which stays in the      |    +<--- write: added to each stream, with a weight for each <--------------------------+
+    file                    |    |---> read ---> mixture of experts, as in Qwen3.5 ---> write ---> r
+                            |    |                                    48 times: three delta nets, then one attention
+                            +----+
+                                 v
+                               read, in place of the last RMSNorm [n, 2560] -> lm_head -> logits [n, 248320]
+
+    sparse attention:   tokens  0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13     a query at 13, with a budget of 4 (here 2,048)
+                        index       K0        K1        K2                a key for each block of 4: their averages
+                        scores     0.3       2.1       0.0                of K with the query's own index queries
+                        it sees            4 5 6 7              12 13     the best blocks, and the unfinished one
+
+The words that qwen3_5.py doesn't have:
+
+    streams       hc_count residual streams in place of one; each layer reads one mixture of them
+    index key     a small key by which attention finds the blocks that are worth reading
+    budget        how many positions of whole blocks a query sees; a shorter text is seen whole, as in Qwen3.5
+    n-gram        two or three tokens in a row; a hash of their ids is a row of the table
+
+Not computed here: pictures, and the MTP head in the files (mtp.*), which only guesses.
+"""
+from __future__ import annotations
+
+import math
+import mmap
+import sys
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+if __name__ == "__main__" and find_spec("qwen3") is None:
+    sys.exit("qwen4_exp.py: it needs qwen3.py, qwen3_5.py, tokenizer_utils.py and qwen3_lib beside it")
+
+import qwen3  # first: it says in one line what is missing
+import numpy as np
+import qwen3_5
+from qwen3 import (Engine, Model, ModelType, Pass, Source, Tensor, apply_rope, attention, attention_in_blocks,
+                   checked_whole, linear, rms_norm, rope_tables, to_float32, together)
+from qwen3_5 import (SPARSE, HybridCache, HybridConfig, Snapshot, State, causal_convolution, feed_forward,
+                     gated_attention, gated_delta_net, hybrid_config, sigmoid, silu)
+from tokenizer_utils import InputError, brief
+
+__all__ = ["StreamCache", "StreamConfig", "chosen_positions", "ngram_rows", "read_streams", "sparse_attention"]
+
+# ---- Config ----------------------------------------------------------------------------------------------------------
+
+@dataclass(frozen=True, kw_only=True)
+class StreamConfig(HybridConfig):
+    """qwen3_5.HybridConfig, and the fields of what is new, under config.json's names."""
+    hc_count: int  # residual streams
+    hc_lowrank: int  # width inside their reading
+    ple_layers: tuple[int, ...]  # the layers with an n-gram table; config.json's ple_layer_ids count from 1
+    ple_embed_dim: int  # numbers that a token gets from the table
+    ple_conv_kernel_size: int
+    ngram_size: int  # the longest n-gram
+    heads_per_ngram: int  # rows for each length of n-gram
+    ngram_vocab_size_base: int  # each head has its own part of the table, at least as large
+    make_ngram_vocab_size_divisible_by: int
+    split_ngram_parts: int  # tensors of a table in the files
+    seed: int  # of the hashes
+    indexer_n_heads: int  # index queries of a token
+    indexer_head_dim: int
+    indexer_budget: int  # positions
+    indexer_compress_ratio: int  # positions of a block
+    output_gate_type: str  # of a delta net: "sigmoid" or "silu"
+
+    @property
+    def ngram_heads(self) -> int:
+        """Rows of the table for each token."""
+        return (self.ngram_size - 1) * self.heads_per_ngram
+
+
+# ---- The streams -----------------------------------------------------------------------------------------------------
+
+def read_streams(r: np.ndarray, w: dict[str, Any], name: str, config: StreamConfig) -> tuple[np.ndarray, np.ndarray]:
+    """What a layer reads of the streams r [n, hc_count, hidden_size] -> (h [n, hidden_size], all streams' norms).
+
+    Each stream is normalised by itself. Then each of their numbers has a switch, which looks at all streams (through
+    hc_lowrank numbers); h is the mean over the streams. No other norm is in a layer.
+    """
+    normed = rms_norm(r, w[f"{name}.hc_norm"], config.rms_norm_eps)
+    flat = normed.reshape(len(r), -1)
+    inner = silu(linear(flat, w[f"{name}.input_mix_weight_down"]) / np.float32(config.hc_count))
+    switch = sigmoid(linear(inner, w[f"{name}.input_mix_weight_up"])).reshape(r.shape)
+    return (switch * normed).mean(axis=1), flat
+
+
+def write_streams(r: np.ndarray, out: np.ndarray, flat: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
+    """Adds what a layer gives, out [n, hidden_size], to each stream, by weights from 0 to 2 that `flat` sets."""
+    weights = 2 * sigmoid(linear(flat, w[f"{name}.block_inject_weight"]) / np.float32(r.shape[1]))  # [n, hc_count]
+    return r + weights[..., None] * out[:, None]
+
+
+# ---- The n-gram table ------------------------------------------------------------------------------------------------
+# A token's last two and three ids are hashed, heads_per_ngram times each, and each hash is a row of a table: knowledge
+# of common word groups that costs no arithmetic. Each head has a part of the table, a prime number of rows.
+
+def primes(first: int, n: int) -> list[int]:
+    """The n smallest primes from `first` on."""
+    found, number = list[int](), max(first, 2)
+    while len(found) < n:
+        if all(number % divisor for divisor in range(2, math.isqrt(number) + 1)):
+            found.append(number)
+        number += 1
+    return found
+
+
+def head_sizes(config: StreamConfig, table: int) -> list[int]:
+    """Rows of each head of the table number `table`: the primes go on from table to table."""
+    return primes(config.ngram_vocab_size_base, (table + 1) * config.ngram_heads)[table * config.ngram_heads:]
+
+
+def multipliers(config: StreamConfig, table: int) -> list[int]:
+    """An odd number of at most 63 bits less those of an id, for each token of an n-gram: drawn by SplitMix64."""
+    mask, step, half = 2**64 - 1, 0x9E3779B97F4A7C15, max(1, (2**63 - 1) // config.vocab_size // 2)
+    drawn = []
+    for i in range(config.ngram_size):
+        x = config.seed + 10007 * table + (i + 2) * step & mask
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & mask
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & mask
+        drawn.append(2 * ((x ^ x >> 31) % half) + 1)
+    return drawn
+
+
+class Hash(NamedTuple):
+    """Of a table."""
+    end: int  # the end-of-text token: what stands before it isn't seen
+    factors: np.ndarray  # int64 [ngram_size]
+    sizes: np.ndarray  # int64 [ngram_size - 1, heads_per_ngram]
+    offsets: np.ndarray  # the first row of each head, likewise
+
+
+def ngram_rows(before: np.ndarray, ids: np.ndarray, by: Hash) -> np.ndarray:
+    """The rows of tokens [n] after the tokens `before` -> [n, ngram_heads].
+
+    An n-gram ends at its token. Beyond an end of text, and before the text, each id counts as that of the end of text.
+    """
+    more, n = len(by.factors) - 1, len(ids)
+    text = np.concatenate([np.full(more, by.end), before, ids])[-(n + more):]
+    mixed, ended, rows = ids * by.factors[0], np.zeros(n, bool), []
+    for i in range(1, more + 1):
+        earlier = text[more - i:][:n]
+        ended |= earlier == by.end
+        mixed ^= np.where(ended, by.end, earlier) * by.factors[i]
+        rows.append(mixed[:, None] % by.sizes[i - 1] + by.offsets[i - 1])
+    return np.concatenate(rows, axis=1)
+
+
+class Table(NamedTuple):
+    """An n-gram table [rows, d], which stays in its mapped files: parts of it, and the hash that chooses rows."""
+    parts: list[Tensor]
+    by: Hash
+
+    def take(self, rows: np.ndarray) -> np.ndarray:
+        """These rows [n, heads] in float32, side by side -> [n, heads * d]. Each is read once, in the file's order."""
+        wanted, places = np.unique(rows, return_inverse=True)
+        ends = np.cumsum([part.shape[0] for part in self.parts])
+        cut = np.split(wanted, np.searchsorted(wanted, ends[:-1]))
+        local = [some - (end - part.shape[0]) for some, end, part in zip(cut, ends, self.parts)]
+        for part, some in zip(self.parts, local):
+            fetch(part, some)
+        found = np.concatenate([to_float32(part._replace(data=part.data[some]))
+                                for part, some in zip(self.parts, local) if len(some)])
+        return found[places].reshape(len(rows), -1)
+
+
+def fetch(part: Tensor, rows: np.ndarray) -> None:
+    """Tells the system which rows come, so that it reads them together and not one after the other."""
+    if hasattr(mmap, "MADV_WILLNEED"):
+        start = part.data.ctypes.data - np.frombuffer(part.mapping, np.uint8).ctypes.data
+        first = start + rows * part.data.strides[0]
+        pages = np.unique(np.concatenate([first, first + part.data.strides[0] - 1]) // mmap.PAGESIZE)
+        for page in pages.tolist():
+            part.mapping.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, 1)
+
+
+def ngram_layer(r: np.ndarray, found: np.ndarray, w: dict[str, Any], config: StreamConfig, cache: Pass,
+                layer: int) -> np.ndarray:
+    """Adds to the streams r [n, hc_count, hidden_size] what the table has, found [n, ple_embed_dim].
+
+    All streams get the same value, as far as a key for each fits what the stream holds. A convolution over every
+    ngram_size-th token spreads the values to the next tokens.
+    """
+    def norm(x: np.ndarray, name: str) -> np.ndarray:
+        return rms_norm(x.reshape(r.shape), w[f"ple.norm_{name}"], config.rms_norm_eps)
+
+    key, query = norm(linear(found, w["ple.key_proj"]), "key"), norm(r, "query")
+    fit = (key * query).sum(axis=-1, keepdims=True) / np.float32(math.sqrt(config.hidden_size))  # [n, hc_count, 1]
+    fit = np.sign(fit) * np.sqrt(np.maximum(np.abs(fit), np.float32(1e-6)))
+    value = sigmoid(fit) * linear(found, w["ple.value_proj"])[:, None]
+    rows = norm(value, "conv").reshape(len(r), -1)
+    spread = together([one.spread(layer, rows[part], w["ple.conv1d"]) for one, part in cache.parts])
+    return r + value + spread.reshape(r.shape)
+
+
+# ---- Sparse attention ------------------------------------------------------------------------------------------------
+
+def turned(x: np.ndarray, norm: np.ndarray, config: StreamConfig, positions: np.ndarray) -> np.ndarray:
+    """Index queries or keys [heads, n, indexer_head_dim]: normalised, and RoPE turns their first rope_dim numbers."""
+    x = rms_norm(x, norm, config.rms_norm_eps)
+    cos, sin = rope_tables(config, positions)
+    return np.concatenate([apply_rope(x[..., :config.rope_dim], cos, sin), x[..., config.rope_dim:]], axis=-1)
+
+
+def block_keys(keys: np.ndarray, norm: np.ndarray, config: StreamConfig, first: int) -> np.ndarray:
+    """Raw index keys [n * ratio, d] of whole blocks, of which the number `first` is the first -> their keys [n, d].
+
+    A block's key is the average of its tokens' keys, and stands at the position of its first token.
+    """
+    ratio = config.indexer_compress_ratio
+    mean = keys.reshape(-1, ratio, keys.shape[-1]).mean(axis=1)
+    return turned(mean[None], norm, config, ratio * np.arange(first, first + len(mean)))[0]
+
+
+def chosen_positions(scores: np.ndarray, length: int, config: StreamConfig) -> np.ndarray:
+    """The positions that the last of `length` tokens sees, by its scores of whole blocks [length // ratio], in order.
+
+    All of the best blocks that fit into the budget (of equal ones the first), and the tokens after the last block.
+    """
+    ratio = config.indexer_compress_ratio
+    best = np.argsort(-scores, kind="stable")[:config.indexer_budget // ratio]
+    whole = np.sort(best)[:, None] * ratio + np.arange(ratio)
+    return np.concatenate([whole.reshape(-1), np.arange(len(scores) * ratio, length)])
+
+
+class Index(NamedTuple):
+    """The pass of an attending layer, whose caches attend by these index queries and keys."""
+    cache: Pass
+    queries: np.ndarray  # [heads, n, d], turned
+    keys: np.ndarray  # [n, d], as they are
+    norm: np.ndarray  # of block_keys
+
+    def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        """See Pass.attend."""
+        return together([one.look(layer, q[:, rows], k[:, rows], v[:, rows], self.queries[:, rows], self.keys[rows],
+                                  self.norm) for one, rows in self.cache.parts], axis=1)
+
+
+def sparse_attention(x: np.ndarray, w: dict[str, Any], config: StreamConfig, cache: Pass, layer: int,
+                     cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """gated_attention of the positions that an index chooses: x [n, hidden_size] -> the same shape."""
+    index = linear(x, w["index_qk_proj"]).reshape(len(x), -1, config.indexer_head_dim)  # the last one is the key
+    queries = turned(index[:, :-1].swapaxes(0, 1), w["q_layernorm"], config, cache.positions)
+    by_index: Any = Index(cache, queries, index[:, -1], w["k_layernorm"])
+    return gated_attention(x, w, config, by_index, layer, cos, sin)
+
+
+# ---- A layer, and the whole pass -------------------------------------------------------------------------------------
+
+GATES = {"silu": silu, "sigmoid": sigmoid}
+
+
+def decoder_layer(r: np.ndarray, w: dict[str, Any], config: StreamConfig, cache: Pass, layer: int,
+                  cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
+    """One layer: the streams r [n, hc_count, hidden_size] -> the same shape. Writes into the caches of a pass."""
+    h, flat = read_streams(r, w, "attn_hyper_connection", config)
+    out = gated_delta_net(h, w, config, cache, layer, GATES[config.output_gate_type]) \
+        if layer in config.linear_layers else sparse_attention(h, w, config, cache, layer, cos, sin)
+    r = write_streams(r, out, flat, w, "attn_hyper_connection")
+    h, flat = read_streams(r, w, "mlp_hyper_connection", config)
+    return write_streams(r, feed_forward(h, w, config), flat, w, "mlp_hyper_connection")
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
+    """The namesake of qwen3.run_pass."""
+    config: Any = model.config
+    weights = model.weights
+    cos, sin = rope_tables(config, new.positions)
+    found = {layer: table.take(np.concatenate([  # of all tokens, before the first layer
+        ngram_rows(one.token_ids[:one.length], new.token_ids[rows], table.by) for one, rows in new.parts]))
+        for layer, table in weights["tables"].items()}
+    r = np.repeat(new.x[:, None], config.hc_count, axis=1)
+    for i, w in enumerate(weights["layers"]):
+        if i in found:
+            r = ngram_layer(r, found[i], w, config, new, i)
+        r = decoder_layer(r, w, config, new, i, cos, sin)
+    new.advance()
+    h, _ = read_streams(r, weights, "hyper_connection_mixer", config)
+    return linear(h[new.wanted], weights["lm_head"]), h
+
+
+# ---- The cache -------------------------------------------------------------------------------------------------------
+
+class StreamCache(HybridCache):
+    """A HybridCache with the index of the layers that attend, and the rows before the convolution of each n-gram layer.
+
+    index [n attending, 1, capacity, d]: raw index keys; blocks [n attending, capacity // ratio, d]: those of whole
+    blocks. A block that is cut is computed again. In a snapshot, ~layer is the key of an n-gram layer's rows.
+    """
+    config: StreamConfig
+    kind = "of streams"
+
+    def __init__(self, config: StreamConfig, max_length: int | None = None):
+        super().__init__(config, max_length)
+        self.index = np.empty((len(self.attending), 1, 0, config.indexer_head_dim), np.float32)
+        self.blocks = np.empty((len(self.attending), 0, config.indexer_head_dim), np.float32)
+        rows = (config.ple_conv_kernel_size - 1) * config.ngram_size
+        before = State(np.zeros((rows, config.hc_count * config.hidden_size), np.float32), np.zeros(0, np.float32),
+                       np.zeros((0, 0), np.float32))
+        self.rows, self.fixed = rows, self.fixed + (self.most + 2) * len(config.ple_layers) * before.history.nbytes
+        states = self.snapshots[0].states | {~layer: before for layer in config.ple_layers}
+        self.snapshots = [Snapshot(0, states, kept=True)]
+
+    def reserve(self, n: int, guesses: int = 0) -> np.ndarray:
+        positions = super().reserve(n, guesses)
+        if self.index.shape[2] != (capacity := len(self.token_ids)):
+            self.index = self._resized(self.index, capacity)
+            more = capacity // self.config.indexer_compress_ratio - self.blocks.shape[1]
+            self.blocks = np.pad(self.blocks, ((0, 0), (0, more), (0, 0)))
+        return positions
+
+    def look(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, queries: np.ndarray, keys: np.ndarray,
+             norm: np.ndarray) -> np.ndarray:
+        """KVCache.attend of the positions that the index chooses for each of the new tokens: see Index."""
+        i, ratio, start = self.attending.index(layer), self.config.indexer_compress_ratio, self.length
+        end = start + len(keys)
+        self.index[i, 0, start:end] = keys
+        first, n_blocks = start // ratio, end // ratio
+        if first < n_blocks:
+            whole = self.index[i, 0, first * ratio:n_blocks * ratio]
+            self.blocks[i, first:n_blocks] = block_keys(whole, norm, self.config, first)
+        self.k[i, :, start:end], self.v[i, :, start:end] = k, v
+        k, v = self.k[i, :, :end], self.v[i, :, :end]
+        # The first tokens that see all, because the blocks so far fit into the budget.
+        plain = min(max(self.config.indexer_budget + ratio - 1 - start, 0), len(keys))
+        out = [attention_in_blocks(q[:, :plain], k[:, :start + plain], v[:, :start + plain])] if plain else []
+        for t in range(plain, len(keys)):
+            length = start + t + 1
+            scores = np.maximum(queries[:, t] @ self.blocks[i, :length // ratio].T, 0).sum(axis=0)
+            seen = chosen_positions(scores, length, self.config)
+            out.append(attention(q[:, t:t + 1], k[:, seen], v[:, seen]))
+        return together(out, axis=1)
+
+    def spread(self, layer: int, rows: np.ndarray, conv1d: np.ndarray) -> np.ndarray:
+        """The convolution of an n-gram layer over new rows [n, hc_count * hidden_size] -> the same shape."""
+        guesses = self.unsure(len(rows))
+        history, memory, late = self.snapshots[-1].states[~layer]
+        out, history = causal_convolution(rows, conv1d, history[len(late):], guesses, self.config.ngram_size)
+        self.new[~layer] = State(history, memory, np.zeros((guesses, 0), np.float32))
+        return out
+
+    def copy_from(self, source: Self, n: int) -> None:
+        super().copy_from(source, n)
+        n_blocks = n // self.config.indexer_compress_ratio
+        self.index[:, :, :n], self.blocks[:, :n_blocks] = source.index[:, :, :n], source.blocks[:, :n_blocks]
+
+    def arrays(self) -> dict[str, np.ndarray]:
+        """See HybridCache.arrays; also index, blocks, and ngram [n tables, rows, hc_count * hidden_size]."""
+        histories = [self.snapshots[-1].states[~layer].history for layer in self.config.ple_layers]
+        return super().arrays() | {"index": self.index[:, 0, :self.length],
+                                   "blocks": self.blocks[:, :self.length // self.config.indexer_compress_ratio],
+                                   "ngram": np.array(histories, np.float32)}
+
+    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+        for layer, history in zip(self.config.ple_layers, arrays["ngram"]):
+            late = np.zeros((len(history) - self.rows, 0), np.float32)
+            self.new[~layer] = State(history, np.zeros(0, np.float32), late)
+        super().restore(arrays)
+        self.index[:, 0, :self.length], self.blocks[:, :arrays["blocks"].shape[1]] = arrays["index"], arrays["blocks"]
+
+    def bytes(self, length: int, more_layers: int = 0) -> int:
+        keys = len(self.attending) * (length + length // self.config.indexer_compress_ratio)
+        return super().bytes(length) + keys * self.config.indexer_head_dim * self.index.itemsize
+
+
+# ---- Loading ---------------------------------------------------------------------------------------------------------
+
+POSITIVE = tuple(name for name, kind in StreamConfig.__annotations__.items() if kind == "int" and name != "seed")
+ATTENDING = ("full_attention", "indexed_attention", "deepseek_sparse_attention", "hybrid_indexed")  # files differ
+STREAM_PARTS = ("attn_hyper_connection.", "mlp_hyper_connection.", "hyper_connection_mixer.", "ple.")
+
+
+def stream_config(found: dict[str, Any], file: Path, names: Iterable[str]) -> StreamConfig:
+    """The StreamConfig of Source.language. Raises InputError, as hybrid_config does."""
+    kinds = found.get("layer_types")
+    if isinstance(kinds, list):
+        found = found | {"layer_types": ["full_attention" if kind in ATTENDING else kind for kind in kinds]}
+    config = hybrid_config(found | {"mtp_num_hidden_layers": 0}, file, names, sparse=True)
+    found = {"ple_embed_dim": config.hidden_size, "output_gate_type": found.get("hidden_act", "silu")} | found
+    sizes: dict[str, Any] = {name: checked_whole(f"{file}: {name}", found.get(name), 1) for name in POSITIVE}
+    sizes["seed"] = checked_whole(f"{file}: seed", found["seed"], 0)
+    ids, gate = found.get("ple_layer_ids") or [], found["output_gate_type"]
+    if not isinstance(ids, list) or not all(isinstance(i, int) and 1 <= i <= config.num_hidden_layers for i in ids):
+        raise InputError(f"{file}: ple_layer_ids = {brief(repr(ids), 80)} can't be: it counts layers from 1")
+    if gate not in GATES:
+        raise InputError(f"{file}: {qwen3.unsupported('output_gate_type', gate, *GATES)}")
+    if ids and not config.eos_token_ids:
+        raise InputError(f"{file}: an n-gram table needs eos_token_id")
+    if found.get("indexer_kv_heads", 1) != 1:
+        raise InputError(f"{file}: {qwen3.unsupported('indexer_kv_heads', found['indexer_kv_heads'], 1)}")
+    config = StreamConfig(**asdict(config) | {"norm_topk_prob": bool(found["norm_topk_prob"])}, **sizes,
+                          output_gate_type=gate, ple_layers=tuple(i - 1 for i in sorted({*ids})))
+    if config.hc_count < 2 or config.indexer_budget % config.indexer_compress_ratio \
+            or ids and (not config.ngram_heads or config.ple_embed_dim % config.ngram_heads) \
+            or config.rope_dim > config.indexer_head_dim:
+        raise InputError(f"{file}: no Qwen3.8-Flash-Next has these sizes: RoPE of {config.rope_dim} numbers, {sizes}")
+    return config
+
+
+def tensor_shapes(config: StreamConfig) -> dict[str, tuple[int, ...]]:
+    """Name -> shape of every tensor of a checkpoint, but for the vision tower and the MTP head."""
+    d, streams, low = config.hidden_size, config.hc_count * config.hidden_size, config.hc_lowrank
+    shapes = {name: shape for name, shape in qwen3_5.tensor_shapes(config).items()
+              if name != "model.norm.weight" and not name.endswith("_layernorm.weight")}
+
+    def connection(name: str, writes: bool = True) -> dict[str, tuple[int, ...]]:
+        parts = {"hc_norm": (streams,), "input_mix_weight_down": (low, streams), "input_mix_weight_up": (streams, low)}
+        parts |= {"block_inject_weight": (config.hc_count, streams)} if writes else {}
+        return {f"model.{name}.{part}.weight": shape for part, shape in parts.items()}
+
+    shapes |= connection("hyper_connection_mixer", writes=False)
+    size = config.indexer_head_dim
+    for i in range(config.num_hidden_layers):
+        shapes |= connection(f"layers.{i}.attn_hyper_connection") | connection(f"layers.{i}.mlp_hyper_connection")
+        if i not in config.linear_layers:
+            parts = {"index_qk_proj": ((config.indexer_n_heads + 1) * size, d), "q_layernorm": (size,),
+                     "k_layernorm": (size,)}
+            shapes |= {f"model.layers.{i}.self_attn.indexer.{name}.weight": shape for name, shape in parts.items()}
+    for table, i in enumerate(config.ple_layers):
+        parts = {"key_proj": (streams, config.ple_embed_dim), "value_proj": (d, config.ple_embed_dim),
+                 "norm_key": (streams,), "norm_query": (streams,), "norm_conv": (streams,),
+                 "conv1d": (streams, 1, config.ple_conv_kernel_size)}
+        rows = -(-sum(head_sizes(config, table)) // (pad := config.make_ngram_vocab_size_divisible_by)) * pad
+        step, size = -(-rows // config.split_ngram_parts), config.ple_embed_dim // config.ngram_heads
+        parts |= {f"ple_embedding.ngram_embedding.shard_{i}": (min(step, rows - start), size)
+                  for i, start in enumerate(range(0, rows, step))}
+        shapes |= {f"model.layers.{i}.ple.{name}.weight": shape for name, shape in parts.items()}
+    return shapes
+
+
+def table_of(source: Source, config: StreamConfig, table: int, layer: int) -> Table:
+    """The n-gram table of a layer. Raises InputError for one in another form than that of Qwen's file in bf16."""
+    start = f"model.layers.{layer}.ple.ple_embedding."
+    parts = [tensor for name, tensor in source.tensors.items() if name.startswith(start)]  # in the order of shapes
+    if not all(isinstance(part, Tensor) for part in parts):
+        raise InputError(f"{source.path}: the n-gram table is read in bf16, float16 or float32 only")
+    sizes = np.array(head_sizes(config, table), np.int64).reshape(-1, config.heads_per_ngram)
+    return Table(parts, Hash(config.eos_token_ids[0], np.array(multipliers(config, table), np.int64), sizes,
+                             sizes.cumsum().reshape(sizes.shape) - sizes))
+
+
+def load_weights(source: Source) -> dict[str, Any]:
+    """The namesake of qwen3.load_weights; `tables` are the n-gram tables, by their layers."""
+    config: Any = source.config
+    ours = {name: tensor for name, tensor in source.tensors.items()
+            if "ngram_embedding" not in name and any(group in name for group in STREAM_PARTS)}
+    weights = qwen3.load_weights(replace(source, tensors={
+        name: tensor for name, tensor in source.tensors.items() if name not in ours and "ngram_embedding" not in name}))
+    for name, tensor in ours.items():
+        parts = name.removesuffix(".weight").split(".")
+        place = weights["layers"][int(parts[2])] if "layers" in parts else weights
+        place[".".join(parts[-2:])] = to_float32(tensor)  # such as ple.norm_key
+    for place in (weights, *weights["layers"]):
+        for name in place:
+            if name.endswith(("layernorm", "_norm")) or ".norm_" in name:
+                place[name] = 1 + place[name]  # the files hold the distance from 1
+                if "." in name:  # a norm for each stream
+                    place[name] = place[name].reshape(config.hc_count, -1)
+            elif name.endswith("conv1d"):
+                place[name] = place[name].reshape(len(place[name]), -1)
+    return weights | {"tables": {layer: table_of(source, config, i, layer)
+                                 for i, layer in enumerate(config.ple_layers)}}
+
+
+FLASH = ModelType(stream_config, tensor_shapes, SPARSE.defaults | {
+    "partial_rotary_factor": 1.0, "num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True, "hc_count": 4,
+    "hc_lowrank": 320, "ple_conv_kernel_size": 4, "ngram_size": 3, "heads_per_ngram": 8, "seed": 1234,
+    "ngram_vocab_size_base": 20_000_000, "make_ngram_vocab_size_divisible_by": 128, "split_ngram_parts": 512},
+    ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"), Engine(load_weights, StreamCache, run_pass),
+    names={"model.language_model.": "model."}, tower=("model.visual.",), fast="", layer=decoder_layer)
+MODEL_TYPES = {"qwen4_exp_text": FLASH, "qwen4_exp": replace(FLASH, text=("text_config",))}
+
+
+if __name__ == "__main__":
+    sys.exit(qwen3.main())

@@ -1,0 +1,250 @@
+"""Qwen3.8-Flash-Next: its parts beside plain formulas, its cache, and whole models against transformers in float64."""
+import json
+from functools import partial
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+import qwen3
+import qwen4_exp
+from configs import FLASH, VOCABULARY
+from helpers import assert_one_line, edit_json, logits_of, message_of, random_ids
+from make_random_model import make_random_model
+from published import tensors_of, write_tensors
+from qwen3_lib.app import arguments
+from qwen3_lib.app.cli import main
+from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
+from qwen3_lib.generation.batch import Batch, generate_batch
+from qwen3_lib.generation.completion import Completion
+
+make = partial(make_random_model, dtype="float32")
+TWO_TABLES = {"ple_layer_ids": [1, 3], "ngram_size": 2, "heads_per_ngram": 6, "ple_conv_kernel_size": 3}
+WIDE = {"hc_count": 3, "indexer_n_heads": 10, "indexer_head_dim": 24, "indexer_budget": 12, "indexer_compress_ratio": 3,
+        "output_gate_type": "silu", "num_hidden_layers": 6, "linear_num_value_heads": 6}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return qwen3.load_model(make(FLASH | {"vocab_size": VOCABULARY}, tmp_path_factory.mktemp("flash")))
+
+
+def prompt(n, seed=0):
+    """Token ids, among them an end of text now and then."""
+    ids = random_ids(n, seed)
+    ids[5::17] = [7] * len(ids[5::17])
+    return ids
+
+
+# ---- Parts -----------------------------------------------------------------------------------------------------------
+
+def test_the_published_constants_of_the_hash():
+    config = SimpleNamespace(vocab_size=248320, ngram_size=3, ngram_heads=16, seed=1234,
+                             ngram_vocab_size_base=20_000_000)
+    assert qwen4_exp.multipliers(config, 0) == [23703573157769, 20109073645365, 8052911324071]
+    sizes = qwen4_exp.head_sizes(config, 0)
+    assert sizes[:3] == [20000003, 20000023, 20000033] and sizes[-1] == 20000171 and sum(sizes) == 320001446
+    assert qwen4_exp.head_sizes(config, 1)[0] > 20000171
+
+
+def test_rows_of_n_grams(model):
+    """Token by token, with whole numbers of any size; ids before an end of text, and before the text, don't count."""
+    by, ids = model.weights["tables"][1].by, prompt(60)
+    ids[20:23] = [7, 7, 3]
+    found = qwen4_exp.ngram_rows(np.array([], int), np.array(ids), by)
+    for p in range(len(ids)):
+        seen = [ids[p]]
+        for earlier in (p - 1, p - 2):
+            seen.append(7 if earlier < 0 or 7 in ids[earlier:p] else ids[earlier])
+        products = [token * int(factor) for token, factor in zip(seen, by.factors)]
+        pair, triple = products[0] ^ products[1], products[0] ^ products[1] ^ products[2]
+        assert found[p].tolist() == [mixed % int(size) + int(offset) for mixed, sizes, offsets in zip(
+            (pair, triple), by.sizes, by.offsets) for size, offset in zip(sizes, offsets)]
+    for cut in (1, 2, 21, 22):
+        rest = qwen4_exp.ngram_rows(np.array(ids[:cut]), np.array(ids[cut:]), by)
+        assert np.array_equal(rest, found[cut:])
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+def test_the_table_stays_in_the_file(dtype, tmp_path):
+    path = make_random_model(FLASH, tmp_path, dtype)
+    model = qwen3.load_model(path)
+    table = model.weights["tables"][1]
+    whole = np.concatenate([qwen3.to_float32(part) for part in table.parts])
+    assert len(table.parts) == 3 and len(whole) % 128 == 0 and whole.shape[1] == 6
+    assert not any(part.data.flags.owndata for part in table.parts)  # views of the mapped file
+    rows = np.array([[0, len(whole) - 1, 5], [5, 900, 900]])
+    assert np.array_equal(table.take(rows), whole[rows].reshape(2, -1))
+
+
+def test_the_choice_of_positions(model):
+    config = model.config  # two blocks of 4
+    scores = np.array([0.5, 2, 0, 2, 2], np.float32)
+    assert qwen4_exp.chosen_positions(scores, 22, config).tolist() == [4, 5, 6, 7, 12, 13, 14, 15, 20, 21]
+    assert qwen4_exp.chosen_positions(scores[:2], 8, config).tolist() == [*range(8)]
+    assert qwen4_exp.chosen_positions(scores[:0], 3, config).tolist() == [0, 1, 2]
+
+
+def test_a_large_budget_is_full_attention(tmp_path):
+    ids = prompt(70)
+    path = make(FLASH | {"indexer_budget": 4096}, tmp_path)
+    whole = logits_of(path, ids)
+    edit_json(path / "config.json", {"indexer_budget": 8})
+    sparse = logits_of(path, ids)
+    assert np.abs(whole[:11] - sparse[:11]).max() < 1e-5  # two whole blocks, and three tokens
+    assert np.abs(whole[40:] - sparse[40:]).max() > 1e-2
+    edit_json(path / "config.json", {"indexer_budget": 68})  # 70 tokens are 17 whole blocks
+    assert np.abs(logits_of(path, ids) - whole).max() < 1e-5
+
+
+# ---- The cache -------------------------------------------------------------------------------------------------------
+
+def test_chunks_and_single_tokens(model):
+    ids = prompt(90)
+    expected = logits_of(model, ids)
+    spread = expected.std()
+    for sizes in ([1] * 90, [3, 1, 17, 2, 30, 37], [89, 1]):
+        cache, found = model.engine.new_cache(model.config), []
+        for n, end in zip(sizes, np.cumsum(sizes)):
+            found.append(qwen3.forward(model, ids[end - n:end], cache, all_logits=True))
+        assert np.abs(np.concatenate(found) - expected).max() < 1e-4 * spread, sizes
+
+
+def test_a_cache_is_cut_copied_kept_and_restored(model, tmp_path):
+    """At the end of a turn, inside a block of the index; each goes on as a new cache would."""
+    ids = prompt(40)
+    ids[22] = 1
+    model_ends = qwen3.replace(model, eos_token_ids=(1,))
+    cache = model.engine.new_cache(model.config)
+    qwen3.forward(model_ends, ids, cache)
+    assert cache.common_prefix(np.array(ids[:30])) == 23
+    more = prompt(30, 5)
+    expected = logits_of(model, ids[:23] + more)[23:]
+    copy = model.engine.new_cache(model.config)
+    copy.copy_from(cache, 23)
+    save_prompt_cache(copy, model, tmp_path / "kept")
+    loaded = load_prompt_cache(model, tmp_path / "kept")
+    cache.truncate(23)
+    assert cache.bytes(500) > cache.bytes(20) > 0
+    for each in (cache, copy, loaded):
+        assert each.length == 23
+        found = qwen3.forward(model, more, each, all_logits=True)
+        assert np.abs(found - expected).max() < 1e-4 * expected.std()
+
+
+def test_guesses_are_cut_off_again(model):
+    """n-gram rows, index and states: after right and wrong guesses, the answer is the plain one."""
+    ids = prompt(30) * 2
+    options = {"max_new_tokens": 40, "temperature": 0, "eos_token_ids": (), "logit_bias": {3: 90, 4: 90, 8: 90}}
+    drafted = Completion(model, ids, lookup=5, **options).finish()
+    assert drafted.token_ids == Completion(model, ids, **options).finish().token_ids
+    assert drafted.speculator.guessed > drafted.speculator.accepted > 0
+    cache = model.engine.new_cache(model.config)
+    expected = logits_of(model, ids)
+    qwen3.compute(model, [qwen3.NextTokens(cache, np.array(ids[:41]), 1)])
+    wrong = np.array([*ids[41:44], 9, 9, 9])
+    qwen3.compute(model, [qwen3.NextTokens(cache, wrong, 6, 5)])
+    cache.truncate(44)
+    found = qwen3.forward(model, ids[44:], cache, all_logits=True)
+    assert np.abs(found - expected[44:]).max() < 1e-4 * expected.std()
+
+
+def test_alone_and_in_company(model):
+    prompts = [prompt(n, n) for n in (3, 30, 77)]
+    alone = [list(qwen3.generate(model, each, 12, temperature=0, eos_token_ids=())) for each in prompts]
+    assert generate_batch(model, prompts, 12, temperature=0, eos_token_ids=()) == alone
+    batch = Batch(model, 2, 200, kept=2**20)
+    answers = [batch.add(i, each, max_new_tokens=12, temperature=0, eos_token_ids=())
+               for i, each in enumerate(prompts + [prompts[2] + alone[2]])]
+    while not batch.idle:
+        batch.step()
+    assert [answer.token_ids for answer in answers[:3]] == alone
+    assert answers[3].token_ids == list(qwen3.generate(model, prompts[2] + alone[2], 12, temperature=0,
+                                                       eos_token_ids=()))
+
+
+# ---- Refusals --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("key, value, words", [
+    ("ple_layer_ids", [0], "ple_layer_ids"), ("ple_layer_ids", 3, "ple_layer_ids"), ("hc_count", 1, "hc_count"),
+    ("indexer_budget", 10, "indexer_budget"), ("indexer_budget", None, "indexer_budget"),
+    ("hc_lowrank", "a", "hc_lowrank"),
+    ("indexer_kv_heads", 2, "indexer_kv_heads"), ("output_gate_type", "tanh", "output_gate_type"),
+    ("eos_token_id", None, "eos_token_id"), ("indexer_head_dim", 6, "indexer_head_dim"),
+    ("ple_embed_dim", 50, "ple_embed_dim")])
+def test_sizes_that_cannot_be(key, value, words, tmp_path):
+    path = make(FLASH, tmp_path)
+    edit_json(path / "config.json", {key: value})
+    assert_one_line(message_of(qwen3.load_model, path), "config.json", words)
+
+
+def test_the_fast_engine_refuses_it(tmp_path):
+    fast = pytest.importorskip("qwen3_numba")
+    path = make(FLASH, tmp_path)
+    assert_one_line(message_of(fast.load_model, path), "the fast engine can't compute a Qwen4ExpForCausalLM yet")
+    assert main(["--fast", "--model", str(path), "Hello"]) == 1
+
+
+def test_large_models_take_numpy_unless_the_fast_engine_is_asked_for(tmp_path, monkeypatch):
+    source = qwen3.load_model(make(FLASH, tmp_path)).source
+    monkeypatch.setattr(arguments, "LARGE", 0)
+    options = SimpleNamespace(fast=None, **dict.fromkeys(arguments.ENGINE_OPTIONS))
+    assert arguments.engine_of(options, source) == qwen3.Engine()
+
+
+def test_as_published(tmp_path):
+    """With its text part nested, a tower, an MTP head and joined experts, which are left out or cut."""
+    text = {key: value for key, value in FLASH.items() if key not in ("architectures", "torch_dtype")}
+    about = {"architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp", "text_config": text,
+             "tie_word_embeddings": False}
+    plain, path = make(FLASH, tmp_path / "plain"), make(FLASH, tmp_path / "m")
+    (path / "config.json").write_text(json.dumps(about))
+    tensors = tensors_of(path)
+    for layer in range(4):
+        start = f"model.layers.{layer}.mlp.experts."
+        parts = {part: [tensors.pop(f"{start}{i}.{part}_proj.weight")[1] for i in range(8)]
+                 for part in ("gate", "up", "down")}
+        tensors[f"{start}gate_up_proj"] = "float32", np.concatenate([parts["gate"], parts["up"]], axis=1)
+        tensors[f"{start}down_proj"] = "float32", np.array(parts["down"])
+    tensors = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
+    tensors |= {name: ("float32", np.zeros((2, 2), np.float32)) for name in (
+        "mtp.fc_hidden.weight", "mtp.layers.0.mlp.gate.weight", "model.visual.merger.norm.weight")}
+    write_tensors(path / "model.safetensors", tensors)
+    assert np.array_equal(logits_of(path, prompt(40)), logits_of(plain, prompt(40)))
+
+
+# ---- transformers ----------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("changes", [
+    {}, WIDE, TWO_TABLES, {"indexer_budget": 32, "norm_topk_prob": False}, {"ple_layer_ids": []},
+    {"layer_types": ["full_attention", "linear_attention"] * 2, "ple_embed_dim": 96},
+    {"eos_token_id": [7, 9], "split_ngram_parts": 1, "seed": 5},
+    {"rope_parameters": FLASH["rope_parameters"] | {"rope_theta": 5000000, "partial_rotary_factor": 0.5}}],
+    ids=lambda changes: str(changes)[:40])
+def test_transformers_in_float64(changes, tmp_path, monkeypatch):
+    """The text at once, in pieces and token by token. Of blocks with equal scores, transformers may take any: there are
+    none here."""
+    def without_ties(scores, length, config, choose=qwen4_exp.chosen_positions):
+        best = np.sort(scores)[::-1][config.indexer_budget // config.indexer_compress_ratio - 1:][:2]
+        assert len(best) < 2 or best[0] > best[1] + 1e-5
+        return choose(scores, length, config)
+
+    monkeypatch.setattr(qwen4_exp, "chosen_positions", without_ties)
+    torch = pytest.importorskip("torch")
+    transformers = pytest.importorskip("transformers")
+    if "qwen4_exp" not in transformers.CONFIG_MAPPING:
+        pytest.skip(f"transformers {transformers.__version__} has no qwen4_exp")
+    from make_golden import load as reference
+    path, ids = make(FLASH | changes, tmp_path), prompt(100)
+    theirs = reference(path).double()
+    theirs.set_experts_implementation("eager")  # the others have no float64
+    with torch.no_grad():
+        theirs = theirs(torch.tensor([ids])).logits[0].numpy()
+    assert theirs.dtype == np.float64
+    model = qwen3.load_model(path)
+    cache, pieces = model.engine.new_cache(model.config), model.engine.new_cache(model.config)
+    for logits in (logits_of(model, ids), np.array([qwen3.forward(model, [i], cache) for i in ids]),
+                   np.concatenate([qwen3.forward(model, ids[i:i + 7], pieces, all_logits=True)
+                                   for i in range(0, 100, 7)])):
+        error = np.abs(logits - theirs) / theirs.std()
+        assert np.sqrt((error**2).mean()) < 5e-6 and error.max() < 1e-4

@@ -182,13 +182,13 @@ class Table(NamedTuple):
         cut = np.split(wanted, np.searchsorted(wanted, ends[:-1]))
         local = [some - (end - part.shape[0]) for some, end, part in zip(cut, ends, self.parts)]
         for part, some in zip(self.parts, local):
-            fetch(part, some)
+            read_ahead(part, some)
         found = np.concatenate([to_float32(part._replace(data=part.data[some]))
                                 for part, some in zip(self.parts, local) if len(some)])
         return found[places].reshape(len(rows), -1)
 
 
-def fetch(part: Tensor, rows: np.ndarray) -> None:
+def read_ahead(part: Tensor, rows: np.ndarray) -> None:
     """Tells the system which rows come, so that it reads them together and not one after the other."""
     if hasattr(mmap, "MADV_WILLNEED"):
         start = part.data.ctypes.data - np.frombuffer(part.mapping, np.uint8).ctypes.data

@@ -61,7 +61,7 @@ try:
     from tokenizer_utils import (Answer, InputError, Tokenizer, brief, checked_messages, load_tokenizer, parse_answer,
                                  read_json_object, stream_text, with_system)
 except (ImportError, KeyboardInterrupt) as error:
-    if not (program := Path(sys.argv[0]).name).startswith(("qwen3", "qwen4")):  # qwen3_batch.py and the others are programs, too
+    if not (program := Path(sys.argv[0]).name).startswith(("qwen3", "qwen4")):  # the others' names begin so, too
         raise
     stopped = isinstance(error, KeyboardInterrupt)
     print(f"{program}: interrupted" if stopped else f"{program}: {error}; this is Python {sys.version.split()[0]}; it "
@@ -1074,7 +1074,7 @@ class ModelType:
     layer: Callable[..., np.ndarray] = decoder_layer
     text: tuple[str, ...] = ()  # the keys that lead to the language model's object; all but the last may be absent
     names: dict[str, str] = field(default_factory=dict)  # how names begin in the files -> in `shapes`
-    cut: Callable[..., Any] = lambda tensors, config, path: tensors  # into those of `shapes`, where files join some
+    cut: Callable[..., Any] = lambda tensors, config, path: tensors  # joined tensors of the files, cut
     tower: tuple[str, ...] = ()  # how the names of a tower's tensors begin
     media: str = ""  # the module that reads the tower: its media_of(source) gives Model.media
     tokenizer: Callable[[Path], Tokenizer] = load_tokenizer  # reads a folder's tokenizer
@@ -1225,7 +1225,7 @@ def check_finite(model: Model, logits: np.ndarray) -> None:
         raise InputError(f"{model.path}: the logits are not finite: {reason}") from FloatingPointError()
 
 
-# What type checkers know of options: the fields of Sampling, and those of qwen3_lib/generation/options.py.
+# The names and types of options, for type checkers: those of Sampling, and of qwen3_lib/generation/options.py.
 SamplingOptions = TypedDict("SamplingOptions", {
     "temperature": float | None, "top_k": int | None, "top_p": float | None, "min_p": float | None,
     "repetition_penalty": float | None, "presence_penalty": float | None, "frequency_penalty": float | None},

@@ -331,7 +331,7 @@ class SpokenText:
         self.given, self.language, self.answer, self.text = language, language, "", ""
 
     def push(self, piece: str, ended: bool = False) -> str:
-        """Takes the next piece of the answer -> that of the text; none comes before <asr_text> or the end."""
+        """Takes the next piece of the answer -> the next piece of the text, which is empty before <asr_text>."""
         self.answer, before = self.answer + piece, len(self.text)
         if self.given or ended or "<asr_text>" in self.answer:
             self.language, self.text = language_and_text(self.answer, self.given)

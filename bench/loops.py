@@ -67,12 +67,13 @@ def inner_loop(lines: list[str]) -> list[str]:
         elif (jump := re.match(r"(?:j|b\b|b\.|cb|tb).*(\.LBB\w+)", line)) and jump[1] in labels:
             found.append(range(labels[jump[1]], i + 1))
     inner = [[line for line in lines[one.start:one.stop] if line and not line.startswith((".", "#", "//"))]
-             for one in found if not any(other.start in one and other.stop - 1 in one for other in found if other != one)]
+             for one in found
+             if not any(other.start in one and other.stop - 1 in one for other in found if other != one)]
     return max(inner, key=lambda loop: sum(map(bool, map(MULTIPLIES.match, loop))))
 
 
 def groups_in(form: int, loop: list[str]) -> float:
-    """How many times 32 weights a loop multiplies; LLVM unrolls those of floats."""
+    """The weights that one turn of a loop multiplies, in units of 32: LLVM unrolls loops of floats."""
     if is_packed(form):
         return FORMATS[form].group * FORMATS[form].halves
     lanes = ((16 if "zmm" in line else 8 if "ymm" in line else 4) * (2 if "bf16" in line else 1)

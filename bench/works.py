@@ -84,8 +84,9 @@ def half_a_core(core: int) -> Iterator[None]:
 
 
 def busy(bench: Bench, context: int = 16, prompt: int = 512, tokens: int = 48) -> list[str]:
-    """What is left of an engine's speed while another program takes half of one core, as a browser does. The median of
-    the tokens counts.
+    """The share of an engine's speed that is left while another program takes half of one core, as a browser does.
+
+    The median of the tokens counts.
     """
     config = bench.model()
     if bench.args.ik:

@@ -19,6 +19,8 @@ from hypothesis import HealthCheck, settings
 import qwen3
 from configs import BASE, ROOT
 from qwen3_lib.app import cli
+from qwen3_lib.generation.batch import generate_batch
+from qwen3_lib.generation.completion import Completion
 from qwen3_lib.io import models
 from qwen3_lib.io.models import description_of, open_model
 from qwen3_lib.io.errors import InputError
@@ -382,3 +384,13 @@ def in_time(action, seconds=60):
     if error is not None:
         raise error
     return result
+
+
+def assert_batches_and_drafts_change_nothing(model, prompts):
+    """Each prompt's tokens are the same alone, beside the others, and with guesses of the model's MTP head."""
+    options = {"max_new_tokens": 12, "temperature": 0, "eos_token_ids": ()}
+    alone = [list(qwen3.generate(model, prompt, 12, temperature=0, eos_token_ids=())) for prompt in prompts]
+    assert generate_batch(model, prompts, **options) == alone
+    for prompt, expected in zip(prompts, alone):
+        drafted = Completion(model, prompt, **options).finish()
+        assert drafted.speculator.mtp and drafted.speculator.guessed and drafted.token_ids == expected

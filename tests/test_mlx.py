@@ -12,12 +12,11 @@ import qwen3
 import qwen3_numba as fast
 from configs import BASE, HYBRID, HYBRID_MOE, NEXT, ROOT, asr_config, seeing_hybrid, vl_config
 from hearing import make_hearing, voice
-from helpers import assert_one_line, edit_json, logits_of, message_of, random_ids, run_main
+from helpers import (assert_batches_and_drafts_change_nothing, assert_one_line, edit_json, logits_of,
+                     message_of, random_ids, run_main)
 from make_random_model import make_random_model
 from published import change_config, mlx, publish, quantize_model, tensors_of, write_tensors
 from qwen3 import Tensor
-from qwen3_lib.generation.batch import generate_batch
-from qwen3_lib.generation.completion import Completion
 from qwen3_lib.io.formats import METHODS
 from qwen3_lib.io.models import open_model
 from qwen3_lib.io.pictures import picture_of
@@ -167,12 +166,7 @@ def test_batches_and_drafts_change_no_bit(name, bits, tmp_path):
     config, prefix, added = TEXTS[name]
     path, _ = both_forms(tmp_path, config, QUANTIZED[bits])
     model, prompts = fast.load_model(converted(path, prefix, added=added)), [random_ids(n, n) for n in (9, 70, 130)]
-    options = {"max_new_tokens": 12, "temperature": 0, "eos_token_ids": ()}
-    alone = [list(qwen3.generate(model, prompt, 12, temperature=0, eos_token_ids=())) for prompt in prompts]
-    assert generate_batch(model, prompts, **options) == alone
-    for prompt, expected in zip(prompts, alone):
-        drafted = Completion(model, prompt, **options).finish()
-        assert drafted.speculator.mtp and drafted.speculator.guessed and drafted.token_ids == expected
+    assert_batches_and_drafts_change_nothing(model, prompts)
 
 
 @pytest.mark.parametrize("head_added", [False, True], ids=["raw", "plus 1"])

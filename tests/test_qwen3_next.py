@@ -9,13 +9,12 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from configs import HYBRIDS, NEXT
-from helpers import assert_one_line, edit_json, logits_of, message_of, random_ids, states_of, stored_in
+from helpers import (assert_batches_and_drafts_change_nothing, assert_one_line, edit_json, logits_of,
+                     message_of, random_ids, states_of, stored_in)
 from make_random_model import make_random_model
 from oracle import mtp_oracle
 from published import CASES, FLOAT, bytes_in_blocks, quantize_model, tensors_of, write_tensors
 from qwen3_5 import mtp_config
-from qwen3_lib.generation.batch import generate_batch
-from qwen3_lib.generation.completion import Completion
 from qwen3_lib.io.tensors import PackedTensor
 from test_qwen3_numba import distance
 
@@ -165,12 +164,7 @@ def test_batches_and_drafts_change_no_bit(name, quantize, tmp_path):
     path = make(KINDS[name] | {"vocab_size": 4096}, tmp_path / "m", dtype="bfloat16")
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
     model, prompts = fast.load_model(path, quantize), [random_ids(n, n) for n in (9, 80, 200)]
-    options = {"max_new_tokens": 12, "temperature": 0, "eos_token_ids": ()}
-    alone = [list(qwen3.generate(model, prompt, 12, temperature=0, eos_token_ids=())) for prompt in prompts]
-    assert generate_batch(model, prompts, **options) == alone
-    for prompt, expected in zip(prompts, alone):
-        drafted = Completion(model, prompt, **options).finish()
-        assert drafted.speculator.mtp and drafted.speculator.guessed and drafted.token_ids == expected
+    assert_batches_and_drafts_change_nothing(model, prompts)
     if quantize:
         from qwen3_lib.io.packed import save_quantized
         save_quantized(model, tmp_path / "saved", quantize)

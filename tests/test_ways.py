@@ -79,7 +79,8 @@ def test_each_way_of_floats_gives_the_same_bits(name):
         called(product("", form, way, "float_product"), data.ctypes.data, data.strides[0], rows, x.ctypes.data, 0, n,
                out.ctypes.data, 0, 0, 0)
         found.append(out.view(np.uint32))
-    assert len(tried) == 5 and {way.rows for way in tried} == {1, 2, 4} and found[0].all() and all(np.array_equal(each, found[0]) for each in found)
+    assert len(tried) == 5 and {way.rows for way in tried} == {1, 2, 4}
+    assert found[0].all() and all(np.array_equal(each, found[0]) for each in found)
 
 
 @pytest.mark.parametrize("speeds, expected", [

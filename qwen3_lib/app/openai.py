@@ -165,7 +165,7 @@ def answer_schema(model: Model, schema: Any, tools: list[dict[str, Any]], forced
 
 
 def with_one_system_message(messages: list[Value]) -> list[Value]:
-    """The messages, of which the first may be a system message, and no other.
+    """The messages, so that only the first one may be a system message.
 
     Further ones first join the first; later ones join the user's message or the result of a tool before them, or after
     an assistant's message the next one. What they join doesn't depend on what follows, so that the prompt of a

@@ -51,7 +51,7 @@ class FromDisk(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether all but the experts, and those of a token, can be in memory."""
+        """Whether memory holds the other weights and the experts of one token."""
         return self.for_experts >= self.token
 
     def __str__(self) -> str:

@@ -174,7 +174,7 @@ HYBRID_NAMES = LAYER_NAMES | {
     "post_attention_norm": "post_attention_layernorm", "attn_qkv": "linear_attn.in_proj_qkv",
     "attn_gate": "linear_attn.in_proj_z", "ssm_alpha": "linear_attn.in_proj_a", "ssm_beta": "linear_attn.in_proj_b",
     "ssm_conv1d": "linear_attn.conv1d", "ssm_norm": "linear_attn.norm", "ssm_out": "linear_attn.out_proj",
-    # Of Qwen3-Next, still joined; the second name is that of early files, as is ssm_in.
+    # Of Qwen3-Next, two matrices joined; early files have the names ssm_beta_alpha and ssm_in.
     "ssm_ba": "linear_attn.in_proj_ba", "ssm_beta_alpha": "linear_attn.in_proj_ba",
     "ssm_in": "linear_attn.in_proj_qkvz", "attn_post_norm": "post_attention_layernorm",
     "ffn_gate_inp_shexp": "mlp.shared_expert_gate", "ffn_gate_shexp": "mlp.shared_expert.gate_proj",

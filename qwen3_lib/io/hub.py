@@ -240,5 +240,5 @@ def why(hub: ModuleType, error: BaseException, repo_id: str) -> str:
     if isinstance(error, hub.errors.HfHubHTTPError) and error.response.status_code in (401, 404):
         return f"there is no such folder, and {endpoint} has no such model, or HF_TOKEN gives no access to it"
     said = brief(str(error).strip().partition("\n")[0] or type(error).__name__)
-    return (f"there is no such folder, and the download failed: {said}; check the network, HF_ENDPOINT, HF_TOKEN and the hub's cache {hub_cache()}, "
-            "then run the same command again: complete files are kept")
+    return (f"there is no such folder, and the download failed: {said}; check the network, HF_ENDPOINT, HF_TOKEN and "
+            f"the hub's cache {hub_cache()}, then run the same command again: complete files are kept")

@@ -14,8 +14,8 @@ import qwen3
 import qwen3_5
 import qwen3_asr
 import qwen4_exp
-from qwen3 import (DTYPES, QWEN3, QWEN3_VL, Config, Engine, InputError, Model, ModelType, Source, Tensor, fitting, json_in,
-                   kind_of, language_of, map_safetensors, renamed, rope_of, shards_of)
+from qwen3 import (DTYPES, QWEN3, QWEN3_VL, Config, Engine, InputError, Model, ModelType, Source, Tensor, fitting,
+                   json_in, kind_of, language_of, map_safetensors, renamed, rope_of, shards_of)
 from qwen3_lib.io.adapter import with_adapter
 from qwen3_lib.io.cores import ThreadpoolController, threads_for
 from qwen3_lib.io.errors import brief
@@ -102,7 +102,8 @@ class Described(NamedTuple):
 
     def config(self, names: Iterable[str] = ()) -> Config:
         """Of a model with tensors of these names. Raises InputError for what is malformed or not computed here."""
-        return with_scaled_rope(self.kind.config(self.language, self.file, names), self.rope, self.file)  # type: ignore[no-any-return]
+        config: Config = self.kind.config(self.language, self.file, names)
+        return with_scaled_rope(config, self.rope, self.file)
 
 
 def description_of(about: dict[str, Any], file: Path) -> Described:

@@ -5,7 +5,8 @@ from numba.types import float32, int16, uint8
 from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import bits_of, entry, float_of, floats_at, uint16s_at, uint32s_at
 from qwen3_lib.kernels.layers import unit_bytes
-from qwen3_lib.kernels.layout import BIAS, GROUP, GROUPS, HALVES, LEAST, MINIMA, HIGH_BITS, MOST, PANEL, SHARED, factors_size
+from qwen3_lib.kernels.layout import (BIAS, GROUP, GROUPS, HALVES, HIGH_BITS, LEAST, MINIMA, MOST, PANEL, SHARED,
+                                      factors_size)
 
 weights, block_of, group_of, work_of = (entry(i, kind, n) for i, (kind, n) in enumerate(
     [(float32, 2), (uint8, 1), (float32, 2), (float32, 2)]))  # of quantize_block

@@ -22,8 +22,8 @@ from qwen3_lib.io.tensors import AnyTensor
 from qwen3_lib.kernels.disk import Files, no_slots, with_slots
 from qwen3_lib.kernels.hybrid import Vocabulary
 from qwen3_lib.kernels.kind import Kind, kind_for
-from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, PANEL, ROUNDED,
-                                      ROUTING, WEIGHT, Layers, Q, Space, is_packed, packed_shape, address_table)
+from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, PANEL,
+                                      ROUNDED, ROUTING, WEIGHT, Layers, Q, Space, is_packed, packed_shape, address_table)
 from qwen3_lib.kernels.memory import LargePages, Reused, experts_of, let_go, work_space
 from qwen3_lib.kernels.packing import forms_of, packed_form
 from qwen3_lib.kernels.team import Team

@@ -380,8 +380,9 @@ media_of = Sounds
 MODEL_TYPES = {"qwen3_asr": replace(
     QWEN3, architectures=("Qwen3ASRForConditionalGeneration", "Qwen3ASRForTokenClassification"),
     text=("thinker_config", "text_config"), tower=tuple(TOWER_NAMES), media="qwen3_asr", tokenizer=tokenizer_of,
-    quantize="int8", names={"thinker.model.": "model.", "thinker.lm_head.": "classes.", "model.language_model.": "model.",
-           "score.": "classes."})}  # a tied head is the embedding, and a forced aligner has classes in place of words
+    quantize="int8", names={"thinker.model.": "model.", "thinker.lm_head.": "classes.",
+                            "model.language_model.": "model.", "score.": "classes."})}
+# A tied head is the embedding, and a forced aligner has classes in place of words.
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------

@@ -63,9 +63,9 @@ def check_engine(model: Model) -> None:
 def record_pass(model: Model, text: str | TokenIds) -> RecordedPass:
     """One pass of a text, or of token ids [n], 512 at most: the page's numbers as arrays, for a program of your own.
 
-    Of the RecordedPass: `token_ids` [n]; `attention`, of each layer that attends: the weights [n_heads, n, n], a row for
-    each token that looks; `streams`: the residual stream before the first layer and after each, [n, hidden_size]; `q` and
-    `k` before RoPE; `logits` [n, vocab_size]; `deltas` and `states` of a Qwen3.5; `steps`: what computed them.
+    Of the RecordedPass: `token_ids` [n]; `attention`, of each layer that attends: the weights [n_heads, n, n], a row
+    for each token that looks; `streams`: the residual stream before the first layer and after each, [n, hidden_size];
+    `q` and `k` before RoPE; `logits` [n, vocab_size]; `deltas` and `states` of a Qwen3.5; `steps`: what computed them.
     The text is taken as it is; model.tokenizer.apply_chat_template makes one of messages.
     Raises InputError for no or too many tokens, ids out of range, and a model of the fast engine.
     """

@@ -246,7 +246,7 @@ class Pictures(Media):
         section = rope_of(source.language).get("mrope_section", source.kind.seeing.get("mrope_section"))
         if not isinstance(section, list) or [isinstance(n, int) and n >= 0 for n in section] != [True] * 3:
             raise InputError(f"{source.path}: mrope_section must be three whole numbers, not {brief(section)}")
-        self.axes = np.zeros(source.config.rope_dim // 2, int)  # by what each pair of RoPE turns: 0 time, 1 row, 2 column
+        self.axes = np.zeros(source.config.rope_dim // 2, int)  # what turns each pair of RoPE: 0 time, 1 row, 2 column
         for axis in (1, 2):  # of the first pairs, every third one turns by the row, and every third one by the column
             self.axes[axis:3 * section[axis]:3] = axis
 

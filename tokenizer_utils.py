@@ -238,10 +238,8 @@ class Tokenizer:
         self._special_ids, self._template_source = frozenset(self.special_tokens.values()), template_source
         # Qwen3's template takes the arguments of a tool call as a JSON text, too; Qwen3.5's lists them one by one.
         self.lists_arguments = bool(re.search(r"arguments\s*(\|\s*items|\.items\()", chat_template or ""))
-        self._template = None
-        if chat_template is not None:
-            with library_errors(f"the chat template in {template_source} failed"):
-                self._template = compile_template(chat_template)
+        with library_errors(f"the chat template in {template_source} failed"):
+            self._template = None if chat_template is None else compile_template(chat_template)
 
     @cached_property
     def template_variables(self) -> set[str]:
@@ -526,13 +524,10 @@ def make_tokenizer(backend: tokenizers.Tokenizer, config: dict[str, Any], config
 
 def _named_tokens(config: dict[str, Any], file: Path) -> dict[str, str]:
     """`eos_token`, `pad_token` and the like, as the variables of that name in a chat template."""
-    named: dict[str, Any] = {}
-    for key, value in config.items():
-        if not key.endswith("_token") or value is None or isinstance(value, bool):  # add_bos_token is a switch
-            continue
-        named[key] = value.get("content") if isinstance(value, dict) else value  # older files describe it as an object
-        if not isinstance(named[key], str):
-            raise InputError(f'{file}: {key} must be a string or an object with "content"')
+    named = {key: value["content"] if isinstance(value, dict) and "content" in value else value  # in older files
+             for key, value in config.items() if key.endswith("_token") and not isinstance(value, bool | None)}
+    if wrong := [key for key, text in named.items() if not isinstance(text, str)]:
+        raise InputError(f'{file}: {wrong[0]} must be a string or an object with "content"')
     return named
 
 

@@ -5,8 +5,8 @@ little. No clock runs inside the kernels: a part's time is how much less a pass 
 is replaced by one that does nothing. All passes of a round take turns; the fastest of the rounds counts. The limits:
 products of bf16 weights beside NumPy's sgemm, with activations of bf16 beside a loop of the CPU's instruction for bf16
 and nothing else; those of packed weights beside such a loop for bytes; the memory's bandwidth. Of a token, the barriers
-are shown, too: how much longer it takes on all threads than on one, by the clock, if nothing is multiplied; that needs a
-quiet machine.
+are shown, too: how much longer it takes on all threads than on one, by the clock, if nothing is multiplied; that needs
+a quiet machine.
 Last come the instructions and cycles that the loops of one vector take on other CPUs: see loops.py.
 """
 import ctypes

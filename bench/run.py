@@ -47,7 +47,7 @@ WORKS = {
     "vision": Work("works", 5, "torch, transformers", "1 minute", "Qwen3.5-0.8B's tower, seconds for a picture"),
     "speech": Work("works", 3, "numba; torch, transformers", "8 minutes", "Qwen3-ASR-0.6B, part by part"),
     "server": Work("server", 3, f"{LLAMA}; llama-server", "11 minutes", "1 to 32 clients of the server"),
-    "parts": Work("parts", 9, "numba", "4 minutes", "where a prompt and a token spend their time, and the CPU's limits"),
+    "parts": Work("parts", 9, "numba", "4 minutes", "where prompts and tokens spend their time, and the CPU's limits"),
     "quality": Work("works", 1, f"{LLAMA}; the extra train", "15 minutes, 5 GB",
                     "the loss of each format, beside llama.cpp's"),
 }

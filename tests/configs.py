@@ -82,8 +82,8 @@ HYBRID_MOE = {key: value for key, value in HYBRID.items() if key != "intermediat
 # Qwen3-Next as published: flat, without a key for its MTP head.
 NEXT = {key: value for key, value in HYBRID_MOE.items() if key != "rope_parameters"} | {
     "architectures": ["Qwen3NextForCausalLM"], "model_type": "qwen3_next", "decoder_sparse_step": 1,
-    "mlp_only_layers": [], "intermediate_size": 80, "norm_topk_prob": True, "rope_theta": 10000000, "rope_scaling": None,
-    "partial_rotary_factor": 0.25, "full_attention_interval": 4, "output_router_logits": False,
+    "mlp_only_layers": [], "intermediate_size": 80, "norm_topk_prob": True, "rope_theta": 10000000,
+    "rope_scaling": None, "partial_rotary_factor": 0.25, "full_attention_interval": 4, "output_router_logits": False,
     "router_aux_loss_coef": 0.001, "linear_value_head_dim": 24}
 # Qwen3.8-Flash-Next's language model: a budget of 2 blocks, and a table in three parts.
 FLASH = {key: value for key, value in HYBRID_MOE.items() if key != "norm_topk_prob"} | {

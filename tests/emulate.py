@@ -96,7 +96,8 @@ def compile_for(name: str, features: dict[str, bool], triple: str, folder: Path)
             file.write_bytes(machine_code(kernels))
         return file.read_bytes()
 
-    for group in dict.fromkeys(map(build.compiled_with, (*DENSE_STEPS, "quantize.quantize_block", "quantize.pack_block"))):
+    names = *DENSE_STEPS, "quantize.quantize_block", "quantize.pack_block"
+    for group in dict.fromkeys(map(build.compiled_with, names)):
         keep(build.symbol(group[0]), partial(numbas, group))
     steps = [build.symbol(step) for step in DENSE_STEPS]
     keep(build.symbol(*DENSE_STEPS), partial(objects.compile_layers, build.symbol(*DENSE_STEPS), steps[:-1], steps[-1]))

@@ -35,6 +35,27 @@ REMOVED = object()  # in a set of changes to a config: the field is not there at
 HUGE_INT = 10**400  # JSON and the command line allow it; float() doesn't
 
 
+# ---- The reference ---------------------------------------------------------------------------------------------------
+
+def transformers_logits(path, ids) -> np.ndarray:
+    """transformers' logits [n, vocab_size] in float64; skips the test where its packages are missing."""
+    torch = pytest.importorskip("torch")
+    pytest.importorskip("transformers")
+    from make_golden import load
+    theirs = load(path).double()
+    theirs.set_experts_implementation("eager")  # the others have no float64
+    with torch.no_grad():
+        logits = theirs(torch.tensor([ids])).logits[0].numpy()
+    assert logits.dtype == np.float64
+    return logits
+
+
+def assert_like(logits, expected: np.ndarray) -> None:
+    """Logits in float32 are those of the reference, measured by their spread."""
+    error = np.abs(logits - expected) / expected.std()
+    assert np.sqrt((error**2).mean()) < 5e-6 and error.max() < 1e-4
+
+
 # ---- One line that says what is wrong --------------------------------------------------------------------------------
 
 def assert_one_line(text: str, *words: str) -> None:

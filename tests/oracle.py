@@ -79,7 +79,8 @@ def mtp_oracle(model, states, ids, start) -> tuple[np.ndarray, np.ndarray]:
 
 
 def stored_tensors(model) -> dict[str, np.ndarray]:
-    return {name: to_float32(tensor).astype(np.float64) for name, tensor in (model.source.tensors | model.source.heads).items()}
+    stored = model.source.tensors | model.source.heads
+    return {name: to_float32(tensor).astype(np.float64) for name, tensor in stored.items()}
 
 
 def part_of(tensors, start) -> dict[str, np.ndarray]:

@@ -40,10 +40,12 @@ def test_a_parameter_is_an_option():
 
 @pytest.mark.bench
 @pytest.mark.parametrize("name, model, options", [
-    ("batch", BASE, ["--counts", 1, 2]), ("busy", BASE, ["--tokens", 4, "--prompt", 40]), ("embed", BASE, []), ("draft", BASE, ["--tokens", 8]), ("moe", MOE, []),
+    ("batch", BASE, ["--counts", 1, 2]), ("busy", BASE, ["--tokens", 4, "--prompt", 40]), ("embed", BASE, []),
+    ("draft", BASE, ["--tokens", 8]), ("moe", MOE, []),
     ("hybrid", "tests/tiny_hybrid", ["--turn", 300]), ("mtp", "tests/tiny_hybrid", ["--tokens", 8]),
     ("speech", "tests/tiny_hearing", ["--length", 2, "--tokens", 3]),
-    ("parts", BASE, ["--formats", "int8", "--lengths", 64, "--contexts", 16]), ("quality", BASE, ["--tables", "random"]),
+    ("parts", BASE, ["--formats", "int8", "--lengths", 64, "--contexts", 16]),
+    ("quality", BASE, ["--tables", "random"]),
     ("server", "demo", ["--clients", 1, "--tokens", 4, "--long", 40])])
 def test_a_work_on_a_small_model(name, model, options, tmp_path):
     """Peers that aren't there are named and left out."""

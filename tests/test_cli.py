@@ -339,7 +339,8 @@ def test_options_of_other_servers_are_hinted_at_and_a_key_is_never_printed(capfd
 
 def test_a_guess_is_near():
     known = ["--part", "--context", "--timestamps", "--out"]
-    for given, guess in (("--timestamp", "--timestamps"), ("--output", "--out"), ("--prompt", None), ("--frames", None)):
+    for given, guess in (("--timestamp", "--timestamps"), ("--output", "--out"), ("--prompt", None),
+                         ("--frames", None)):
         assert did_you_mean(given, known) == (f"; did you mean {guess}?" if guess else "")
 
 

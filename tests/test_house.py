@@ -115,10 +115,10 @@ def test_only_a_types_own_file_asks_for_its_classes():
     assert not asking
 
 
-# Functions that do the same in both engines, in a Qwen3.5, or in kernels; parts that every script has; tables that grow.
+# Functions that do the same in both engines, in a Qwen3.5, or in kernels; parts of every script; tables that grow.
 NAMESAKES = {"KVCache", "apply_rope", "attention", "chat", "decoder_layer", "delta_rule", "guess", "linear",
-             "load_model", "load_weights", "media_of", "moe", "rms_norm", "run_pass", "sigmoid", "swiglu", "tensor_shapes",
-             "main", "make_parser", "run", "KIND", "__all__", "MODEL_TYPES"}
+             "load_model", "load_weights", "media_of", "moe", "rms_norm", "run_pass", "sigmoid", "swiglu",
+             "tensor_shapes", "main", "make_parser", "run", "KIND", "__all__", "MODEL_TYPES"}
 
 
 def test_a_name_has_one_meaning():

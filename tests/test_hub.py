@@ -182,7 +182,8 @@ def test_a_download_asks_for_what_is_needed_and_only_once(hub, get, get_all):
         assert_refused(found[1], "tiny/other: ", "offline", "lacks files")
     found = get_all(("tiny/demo",), ("tiny/other",), before=IMPATIENT)
     assert found[0] == outcome
-    assert_refused(found[1], "tiny/other: there is no such folder, and the download failed", "run the same command again")
+    assert_refused(found[1], "tiny/other: there is no such folder, and the download failed",
+                   "run the same command again")
 
 
 def test_a_model_is_downloaded_unless_told_otherwise(hub, get):
@@ -350,7 +351,8 @@ def test_a_damaged_index(hub, get_all):
 def test_surroundings_that_make_no_sense(get, tmp_path):
     assert_refused(get(before="import sys\nsys.modules['huggingface_hub'] = None"), "tiny/demo", "can't be imported")
     (tmp_path / "file").write_text("a file where the client needs a folder")
-    assert_refused(get(HF_HUB_CACHE=str(tmp_path / "file")), "tiny/demo: there is no such folder, and the download failed", str(tmp_path / "file"))
+    assert_refused(get(HF_HUB_CACHE=str(tmp_path / "file")),
+                   "tiny/demo: there is no such folder, and the download failed", str(tmp_path / "file"))
 
 
 # ---- Folders, files, and what is in the cache ------------------------------------------------------------------------

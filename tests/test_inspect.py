@@ -519,7 +519,8 @@ def test_command_with_pictures(tmp_path, capfd):
     ([PROMPT, "--out", ROOT / "README.md"], ["README.md", "exists"]),
     ([PROMPT, "--out", "no folder/page.html"], ["no folder", "cannot be written"]),
     ([PROMPT, "--top-p", 2], ["--top-p"]), ([PROMPT, "--raw", "--think"], ["raw", "think"]),
-    ([PROMPT, "--compare", "Hi"], ["--compare", "--no-think"]), ([PROMPT, "--no-quantized"], ["bench/run.py --only quality"]),
+    ([PROMPT, "--compare", "Hi"], ["--compare", "--no-think"]),
+    ([PROMPT, "--no-quantized"], ["bench/run.py --only quality"]),
     ([PROMPT, "--model", "./nowhere"], ["nowhere"]), ([], ["prompt"]),
     ([PROMPT, "--image", "shapes.png"], ["demo", "can't see"]),
     ([PROMPT, "--image", "missing.png", "--model", "./nowhere"], ["missing.png", "no such file"]),
@@ -538,4 +539,5 @@ def test_the_page_shows_the_source_of_functions_that_exist():
     names = [name for names in re.findall(r'data-functions="([^"]+)"', page) for name in names.split()]
     assert len(names) > 15
     for name in names:
-        assert callable(reduce(getattr, name.split("."), qwen3 if hasattr(qwen3, name.split(".")[0]) else qwen3_5)), name
+        module = qwen3 if hasattr(qwen3, name.split(".")[0]) else qwen3_5
+        assert callable(reduce(getattr, name.split("."), module)), name

@@ -280,7 +280,8 @@ def test_choosing(tab, plain):
             tab.slide("setting", setting)
             assert tab.text("#setting-is") == words
             drawn, was = (f"“{held['labels'][str(step['draws'][k])]}”" for k in (setting, 0))
-            said = f"{drawn} is drawn, as in the run." if drawn == was else f"{drawn} would be drawn; the run drew {was}."
+            said = f"{drawn} is drawn, as in the run." if drawn == was else \
+                f"{drawn} would be drawn; the run drew {was}."
             kept = step["kept"][setting]
             assert tab.text("#choice") == f"{kept} of {held['about']['vocab_size']} tokens stay. {said}"
             assert tab.text("#candidates tr.lucky th").removesuffix(" ✓") == drawn

@@ -116,7 +116,7 @@ def test_a_tower_of_another_model_is_left_alone(both, tmp_path):
 # ---- Towers that hear ------------------------------------------------------------------------------------------------
 
 def write_ears(path, out, form="F32", **changes):
-    """The tower of a Qwen3-ASR's folder, after the steps of llama.cpp's Qwen3ASRMmprojModel in conversion/qwen3vl.py."""
+    """The tower of a Qwen3-ASR's folder, as llama.cpp's Qwen3ASRMmprojModel in conversion/qwen3vl.py does it."""
     about = json.loads((path / "config.json").read_text())["thinker_config"]["audio_config"]
     names, writer = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 9), gguf.GGUFWriter(out, "clip")
     writer.add_clip_has_audio_encoder(True)

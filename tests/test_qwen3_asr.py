@@ -115,8 +115,8 @@ def test_a_tokenizer_of_two_files(path, tmp_path):
         str(token["id"]): token for token in known["added_tokens"]}})
     tokenizer = qwen3.load_model(tmp_path / "model").tokenizer
     assert {name: tokenizer.token_to_id(name) for name in SPEECH_TOKENS} == SPEECH_TOKENS
-    for pieces in ("It|'s| THEY|'LL| |1|2|3|4| x|1", "a| \n\n| | b| \r\n", " \n| a|\t\n", "two| | spaces| ", "don|'t|!\n",
-                   "¿qué|?!\n\n|no", "你好|，世界| |1|2", "(a|)", " --|  \r\r", "a|\n| | b| \n|c"):
+    for pieces in ("It|'s| THEY|'LL| |1|2|3|4| x|1", "a| \n\n| | b| \r\n", " \n| a|\t\n", "two| | spaces| ",
+                   "don|'t|!\n", "¿qué|?!\n\n|no", "你好|，世界| |1|2", "(a|)", " --|  \r\r", "a|\n| | b| \n|c"):
         assert [text[slice(*place)] for text in [pieces.replace("|", "")]
                 for _, place in tokenizer.backend.pre_tokenizer.pre_tokenize_str(text)] == pieces.split("|")
     text = "<|im_start|>It’s 12\n\n  o'clock,\tÅsa\u030a!"

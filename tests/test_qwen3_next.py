@@ -9,8 +9,8 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 from configs import HYBRIDS, NEXT
-from helpers import (assert_batches_and_drafts_change_nothing, assert_one_line, edit_json, logits_of,
-                     message_of, random_ids, states_of, stored_in)
+from helpers import (assert_batches_and_drafts_change_nothing, assert_like, assert_one_line, edit_json, logits_of,
+                     message_of, random_ids, states_of, stored_in, transformers_logits)
 from make_random_model import make_random_model
 from oracle import mtp_oracle
 from published import CASES, FLOAT, bytes_in_blocks, quantize_model, tensors_of, write_tensors
@@ -142,7 +142,7 @@ def test_gguf_files(name, form, early, tmp_path):
 @pytest.mark.parametrize("name", KINDS)
 @pytest.mark.parametrize("engine", ["NumPy", "fast"])
 def test_the_head_is_that_of_the_formulas(name, engine, tmp_path):
-    """config.json has no key for it: the tensors tell. Its layer has experts, also where the model's first one has none."""
+    """config.json has no key for it: the tensors tell. Its layer has experts, even if the model's first has none."""
     path = make(KINDS[name] | {"mlp_only_layers": [0]}, tmp_path)
     model = qwen3.load_model(path, qwen3.Engine() if engine == "NumPy" else fast.engine(kv_dtype="f32", threads=1))
     hidden, ids = states_of(model, random_ids(30)[:-1]), random_ids(30)
@@ -182,17 +182,9 @@ def test_batches_and_drafts_change_no_bit(name, quantize, tmp_path):
     PROPORTIONS], ids=lambda changes: str(changes)[:40])
 def test_transformers_in_float64(changes, tmp_path):
     """Both engines read the text at once and token by token."""
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from make_golden import load as reference
     path, ids = make(NEXT | changes, tmp_path), random_ids(100)
-    theirs = reference(path).double()
-    theirs.set_experts_implementation("eager")  # the others have no float64
-    with torch.no_grad():
-        theirs = theirs(torch.tensor([ids])).logits[0].numpy()
-    assert theirs.dtype == np.float64
+    expected = transformers_logits(path, ids)
     for model in (qwen3.load_model(path), fast.load_model(path, kv_dtype="f32", activations="f32")):
         cache = model.engine.new_cache(model.config)
         for logits in (logits_of(model, ids), np.array([qwen3.forward(model, [i], cache) for i in ids])):
-            error = np.abs(logits - theirs) / theirs.std()
-            assert np.sqrt((error**2).mean()) < 5e-6 and error.max() < 1e-4
+            assert_like(logits, expected)

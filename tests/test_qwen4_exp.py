@@ -9,7 +9,8 @@ import pytest
 import qwen3
 import qwen4_exp
 from configs import FLASH, VOCABULARY
-from helpers import assert_one_line, edit_json, logits_of, message_of, random_ids
+from helpers import (assert_like, assert_one_line, edit_json, logits_of, message_of, random_ids,
+                     transformers_logits)
 from make_random_model import make_random_model
 from published import tensors_of, write_tensors
 from qwen3_lib.app import arguments
@@ -230,21 +231,11 @@ def test_transformers_in_float64(changes, tmp_path, monkeypatch):
         return choose(scores, length, config)
 
     monkeypatch.setattr(qwen4_exp, "chosen_positions", without_ties)
-    torch = pytest.importorskip("torch")
-    transformers = pytest.importorskip("transformers")
-    if "qwen4_exp" not in transformers.CONFIG_MAPPING:
-        pytest.skip(f"transformers {transformers.__version__} has no qwen4_exp")
-    from make_golden import load as reference
     path, ids = make(FLASH | changes, tmp_path), prompt(100)
-    theirs = reference(path).double()
-    theirs.set_experts_implementation("eager")  # the others have no float64
-    with torch.no_grad():
-        theirs = theirs(torch.tensor([ids])).logits[0].numpy()
-    assert theirs.dtype == np.float64
+    expected = transformers_logits(path, ids)
     model = qwen3.load_model(path)
     cache, pieces = model.engine.new_cache(model.config), model.engine.new_cache(model.config)
     for logits in (logits_of(model, ids), np.array([qwen3.forward(model, [i], cache) for i in ids]),
                    np.concatenate([qwen3.forward(model, ids[i:i + 7], pieces, all_logits=True)
                                    for i in range(0, 100, 7)])):
-        error = np.abs(logits - theirs) / theirs.std()
-        assert np.sqrt((error**2).mean()) < 5e-6 and error.max() < 1e-4
+        assert_like(logits, expected)

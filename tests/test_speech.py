@@ -163,7 +163,8 @@ def test_a_model_must_be_named_and_hear(path, sound, capfd, monkeypatch):
     with open("a.txt", "w") as file:
         file.write("mine")
     status, _, err = hear(capfd, ROOT / "demo", sound, "--out", "a.txt", "--overwrite")
-    assert status == 1 and "can't hear" in err and sorted(os.listdir()) == ["a.txt", "a.wav"] and read("a.txt") == "mine"
+    assert status == 1 and "can't hear" in err
+    assert sorted(os.listdir()) == ["a.txt", "a.wav"] and read("a.txt") == "mine"
 
 
 # ---- Files -----------------------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ def test_words_with_their_punctuation(text, words):
 # ----------------------------------------------------------------------------------------------------------------------
 
 def part_of(text, start, seconds, language, steps=None):
-    """A part; `steps`: those of its words' times in 80 ms, as an aligner may give them, also none, and beyond its end."""
+    """A part; `steps`: its words' times in 80 ms, as an aligner may give them, also none, and beyond its end."""
     words = [] if steps is None else [each for each, _ in split_words(text)] or [text] * bool(text)
     times, now = [], 0
     for i in range(2 * len(words)):

@@ -269,7 +269,8 @@ def test_a_notebook_shows_the_text(model):
 
 def test_names_of_languages():
     names = {None: "", "": "", "auto": "", "Auto": "", "de": "German", "GERMAN": "German", "en-US": "English",
-             "pt_BR": "Portuguese", " yue ": "Cantonese", "zh-Hans-CN": "Chinese", "mk": "Macedonian", "FIL": "Filipino"}
+             "pt_BR": "Portuguese", " yue ": "Cantonese", "zh-Hans-CN": "Chinese", "mk": "Macedonian",
+             "FIL": "Filipino"}
     assert {name: qwen3_asr.language_named(name) for name in names} == names
     for wrong in ("xx", "auto en", "-", "e n"):
         assert repr(wrong) in message_of(qwen3_asr.language_named, wrong)

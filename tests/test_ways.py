@@ -84,7 +84,8 @@ def test_each_way_of_floats_gives_the_same_bits(name):
 
 
 @pytest.mark.parametrize("speeds, expected", [
-    ((100, 90, 80), 0), ((100, 102, 99), 0), ((100, 103, 99), 0), ((100, 104, 99), 1), ((100, 104, 105), 2), ((1, 9), 1)])
+    ((100, 90, 80), 0), ((100, 102, 99), 0), ((100, 103, 99), 0), ((100, 104, 99), 1), ((100, 104, 105), 2),
+    ((1, 9), 1)])
 def test_the_default_stays_unless_another_is_3_percent_faster(speeds, expected):
     tried = ways.tried_ways(INT8)
     assert ways.fastest(dict(zip(tried, speeds))) == tried[expected]

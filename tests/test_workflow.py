@@ -1,4 +1,4 @@
-"""README's commands and the tests where they don't run here: the workflow for a forge, and Windows without its names."""
+"""README's commands and the tests where they don't run here: a forge's workflow, and Windows without its names."""
 import os
 import shutil
 import subprocess
@@ -27,7 +27,8 @@ sys.exit(pytest.main(["--collect-only", "-q", "-p", "no:cacheprovider", "tests"]
 @pytest.mark.parametrize("system, python, programs", [("", "python3", "bin"), ("Windows_NT", "python", "Scripts")])
 def test_readmes_commands_for_a_system(system, python, programs):
     """As written; with the names of Windows, where they differ."""
-    for name, last in (("run", 'qwen3.py "What is the capital of France?"'), ("test", "-m pytest -n 2 --dist worksteal")):
+    for name, last in (("run", 'qwen3.py "What is the capital of France?"'),
+                       ("test", "-m pytest -n 2 --dist worksteal")):
         done = subprocess.run(["bash", ROOT / ".ci/readme", name], env=os.environ | {"OS": system}, capture_output=True,
                               text=True, check=True)
         first, second = done.stdout.splitlines()

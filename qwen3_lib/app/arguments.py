@@ -29,8 +29,9 @@ SYNONYMS = {"--max-new-tokens": "--max-tokens", "--system-prompt": "--system"}  
 # Options of other programs -> what to tell those who give one here
 OF_OTHERS = dict.fromkeys(("--ctx-size", "--max-model-len", "--num-ctx", "-c"),
                           "the context is the model's, and --rope-factor stretches it") | dict.fromkeys(
-    ("--port", "--host"), "qwen3_server.py serves") | {"--lora": "it is called --adapter", "--dtype": "--quantize packs "
-    "weights", "--cache-type-k": "it is called --kv-dtype", "--hf-repo": "it is called --model"}
+    ("--port", "--host"), "qwen3_server.py serves") | {
+    "--lora": "it is called --adapter", "--dtype": "--quantize packs weights",
+    "--cache-type-k": "it is called --kv-dtype", "--hf-repo": "it is called --model"}
 
 
 class Parser(argparse.ArgumentParser):

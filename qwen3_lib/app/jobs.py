@@ -123,15 +123,15 @@ def run_job(source: Records, journal: Results, batch: Any,
                     if isinstance(outcome, InputError):
                         raise outcome
                     n_tokens += len(outcome.token_ids)
-                    if isinstance(asked, SpeechRequest):
+                    if isinstance(asked, SpeechRequest):  # others have one answer
                         asked.read(outcome.text, outcome)
-                    if go_on(line):
-                        continue
+                        if go_on(line):
+                            continue
+                        outcome = as_object(asked.heard)
                 except InputError as error:
                     fail(error, line, record_id)
                 else:
-                    found = as_object(asked.heard) if isinstance(asked, SpeechRequest) else outcome
-                    journal.write(line, answer_row(found, line, record_id, openai), True)
+                    journal.write(line, answer_row(outcome, line, record_id, openai), True)
                 del running[line]
             journal.sync(every=SYNC)
             speed = f"{n_tokens / (time.monotonic() - began):.0f} tokens/s"

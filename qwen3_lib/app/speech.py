@@ -37,7 +37,8 @@ SPEECH_JOB = "qwen3 speech job 1"  # stands in FILE.job
 HINTS = {name: f"it is called {ours}" for name, ours in {  # as Whisper's commands call them
     "--initial-prompt": "--context", "--prompt": "--context", "--output-format": "--format", "-f": "--format",
     "-l": "--language", "--word-timestamps": "--words", "--print-progress": "--timestamps"}.items()} | dict.fromkeys(
-    ("-o", "--output-dir", "-of", "--output-file"), "--format writes a file beside each sound, --out FILE that of one") | {
+    ("-o", "--output-dir", "-of", "--output-file"),
+    "--format writes a file beside each sound, --out FILE that of one") | {
     "--task": "the text is in the language that is spoken, never a translation"}
 
 
@@ -80,7 +81,7 @@ class Output(Journal):
     below, way_out = True, "replace it with --overwrite"
 
     def __init__(self, name: str, form: str, about: dict[str, Any], overwrite: bool, seconds: float | None):
-        """`seconds`: of the whole sound, where known. `earlier`: the parts of an earlier run; `end` of the last part."""
+        """`seconds`: of the whole sound, where known. `earlier`: the parts of an earlier run; `end`: their end."""
         self.form, self.seconds, self.earlier, self.end = form, seconds, list[Part](), 0.0
         super().__init__(name, about, overwrite)
 

@@ -19,11 +19,11 @@ from qwen3_lib.generation.schema import Constrained
 
 
 class Proposer(ABC):
-    """Where guesses come from, and how many to make: one more after a pass whose guesses were all right, else one fewer.
+    """Where guesses come from, and how many to make: one more after a pass of right guesses, else one fewer.
 
-    A guess costs PRICE of a pass, see docs/speed.md, and every sequence in the pass waits for it; a right guess brings a
-    token. Once guesses have lost LOSS tokens, they pause: for 1 pass, after the next loss for 2, 4, ... 32, until they
-    gain again.
+    A guess costs PRICE of a pass, see docs/speed.md, and every sequence in the pass waits for it; a right guess brings
+    a token. Once guesses have lost LOSS tokens, they pause: for 1 pass, after the next loss for 2, 4, ... 32, until
+    they gain again.
     """
     PRICE = 0.12  # to make a guess, and to check it
     DEAREST = 0.5  # of a guess, in passes

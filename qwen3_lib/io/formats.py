@@ -275,7 +275,8 @@ def bitsandbytes(name: str, parts: Parts, _settings: Settings) -> Unpacked:
         raise InputError(f"{name}.{NF4_STATE} names no sizes of a quantized matrix: {brief(state, 80)}")
     (n_rows, n, size, group), nested = sizes, "weight.nested_absmax" in parts
     n_blocks = -(-n_rows * n // size)
-    offset = np.float32(checked_number(f"{name}.{NF4_STATE}: nested_offset", state.get("nested_offset", 0), -1e30, 1e30))
+    offset = state.get("nested_offset", 0)
+    offset = np.float32(checked_number(f"{name}.{NF4_STATE}: nested_offset", offset, -1e30, 1e30))
     need(name, parts, "weight.absmax", "weight.quant_map", *["weight.nested_quant_map"] * nested)
     expect(name, parts, {"weight.absmax": "U8" if nested else "F32", "weight.quant_map": "F32",
                          "weight.nested_absmax": "F32", "weight.nested_quant_map": "F32"},

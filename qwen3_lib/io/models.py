@@ -37,7 +37,8 @@ def open_model(name: str, offline: bool = False, adapter: str | Path | list[str]
     source = read(resolve_model(name, offline))
     one, *more = adapter if isinstance(adapter, list) else [adapter]  # --adapter may be repeated
     if more:
-        raise InputError(f"{one}, {', '.join(map(str, more))}: only one adapter can be added; merge them with peft first")
+        raise InputError(f"{one}, {', '.join(map(str, more))}: only one adapter can be added; merge them with peft "
+                         "first")
     return source if one is None else with_adapter(source, one)
 
 
@@ -92,8 +93,8 @@ NORMALIZER = re.compile(rb'"normalizer"\s*:\s*(null|\d+|{\s*"type"\s*:\s*"NFC"\s
 
 
 class Described(NamedTuple):
-    """What config.json says: the row of its type, Source.language with plain RoPE, RoPE's own parameters, and the method
-    and schemes of a published quantization."""
+    """What config.json says: the row of its type, Source.language with plain RoPE, RoPE's own parameters, and the
+    method and schemes of a published quantization."""
     kind: ModelType
     language: dict[str, Any]
     rope: dict[str, Any]

@@ -12,8 +12,8 @@ import numpy as np
 from qwen3_5 import HybridCache, HybridConfig, State
 from qwen3_lib.kernels import dense
 from qwen3_lib.kernels.kind import Kind, Widths
-from qwen3_lib.kernels.layout import (DELTA_SIZES, GATE, LINEAR, PANEL, PLACE, RUN, STATE, SUMS_OF_DELTA, TOKENS, WEIGHT,
-                                      is_packed, padded)
+from qwen3_lib.kernels.layout import (DELTA_SIZES, GATE, LINEAR, PANEL, PLACE, RUN, STATE, SUMS_OF_DELTA, TOKENS,
+                                      WEIGHT, is_packed, padded)
 from qwen3_lib.kernels.memory import Reused, aligned
 
 # The matrices of a delta net, in the places of LINEAR. The small ones for beta and the decay are one matrix here.

@@ -9,8 +9,8 @@ A matrix [rows, n] is kept in one of these formats:
     Q4_0                likewise, without minima; its scales are float16 with a sign
     Q6_K, Q5_K, Q4_K    the same numbers as in GGUF's formats of these names; groups of Q6_K have 16 columns
 
-A block is a stream of units, each for two groups (INT8, Q8_1: one): first the scales, 16 bits [groups, 32 rows], then the
-minima, float32 [groups, 32 rows], and 256 bytes of further bits, where the format has them, then the weights, four
+A block is a stream of units, each for two groups (INT8, Q8_1: one): first the scales, 16 bits [groups, 32 rows], then
+the minima, float32 [groups, 32 rows], and 256 bytes of further bits, where the format has them, then the weights, four
 columns of all rows at a time, in the order of the instructions for bytes:
 
     INT8   a byte each, [8, 32 rows, 4 columns], w = scale * (byte - 128)

@@ -11,8 +11,8 @@ from qwen3 import forget_pages, to_float32
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, rows_of
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_0,
-                                      Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_1, ROUNDED, SHARING, SMALLEST, WEIGHT, factors_size,
-                                      is_packed, packed_shape, padded, address_table, unit_size)
+                                      Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_1, ROUNDED, SHARING, SMALLEST, WEIGHT,
+                                      address_table, factors_size, is_packed, packed_shape, padded, unit_size)
 from qwen3_lib.kernels.memory import LargePages, empty, zeros
 from qwen3_lib.io.errors import InputError
 
@@ -69,7 +69,7 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
     bytes_, further = of_row(units[..., -weights:], 4), units[..., -weights - 256:-weights]
     q = bytes_[:, :, None] if halves == 1 else np.stack([bytes_ & 15, bytes_ >> 4], axis=2)  # [n, units, halves, 8, 4]
     if n_bits := format_.high_bits:
-        shifts = np.arange(0, 8, n_bits, np.uint8).reshape(-1, 2).T.reshape(2, 1, -1, 1)  # halves, then four columns each
+        shifts = np.arange(0, 8, n_bits, np.uint8).reshape(-1, 2).T.reshape(2, 1, -1, 1)  # halves, then four columns
         bits = of_row(further, 4)[:, :, None, :, None] >> shifts & np.uint8(2**n_bits - 1)
         q = q | bits.reshape(q.shape) << 4
     if format_.shared:
@@ -83,7 +83,8 @@ def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
     elif format_.offset:
         rows = scales[..., None, None] * (q - np.float32(format_.offset))
     else:
-        rows = scales[..., None, None] * (q - (6 + (words & 15)[..., None, None] / np.float32(4)) * (1 + format_.high_bits))
+        offset = (6 + (words & 15)[..., None, None] / np.float32(4)) * (1 + format_.high_bits)
+        rows = scales[..., None, None] * (q - offset)
     return np.ascontiguousarray(rows.reshape(len(ids), -1)[:, :columns], np.float32)
 
 

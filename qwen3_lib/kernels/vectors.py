@@ -171,7 +171,8 @@ def way_of(form: int, count: int) -> Way:
         if FORMATS[form].halves == 2:  # a vector then has two sums
             most = at_once = most // 2
         rows, vectors = ((PANEL // lanes, 1), (together, at_once), (together, most))[count]
-        exhausted = count == MANY and is_rolled(form, vectors) and FORMATS[form].scale_size == 4  # no room for prefetches
+        # No room for prefetches.
+        exhausted = count == MANY and is_rolled(form, vectors) and FORMATS[form].scale_size == 4
         level = 1 if count == ONE or PATH == "vnni512" else 2
         return Way(rows, vectors, 0 if PATH in ON_ARM or exhausted else level)
     if count == ONE:  # 0.82 (AVX-512) and 0.89 (AVX2) of the time of four rows together, on a Zen 5

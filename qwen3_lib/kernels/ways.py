@@ -105,7 +105,8 @@ def speeds(form: int, ways: list[Way], team: Team, space: np.ndarray) -> list[fl
         if is_packed(form):
             each_block(product, start, stride, n, vector, COLUMNS, result)
         else:
-            ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(product)(start, stride, n, vector, 0, COLUMNS, result, 0, 0, 0)
+            function = ctypes.CFUNCTYPE(None, *[ctypes.c_int64] * 10)(product)
+            function(start, stride, n, vector, 0, COLUMNS, result, 0, 0, 0)
         spent[rank] = clock() - begun
 
     def seconds(product: int) -> float:

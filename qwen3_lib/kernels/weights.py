@@ -23,7 +23,8 @@ from qwen3_lib.kernels.disk import Files, no_slots, with_slots
 from qwen3_lib.kernels.hybrid import Vocabulary
 from qwen3_lib.kernels.kind import Kind, kind_for
 from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, PANEL,
-                                      ROUNDED, ROUTING, WEIGHT, Layers, Q, Space, is_packed, packed_shape, address_table)
+                                      ROUNDED, ROUTING, WEIGHT, Layers, Q, Space, address_table, is_packed,
+                                      packed_shape)
 from qwen3_lib.kernels.memory import LargePages, Reused, experts_of, let_go, work_space
 from qwen3_lib.kernels.packing import forms_of, packed_form
 from qwen3_lib.kernels.team import Team
@@ -224,7 +225,8 @@ def after_norms(names: Iterable[str]) -> list[list[str]]:
     return [[name for name in names if name.split(".")[-2] in kinds] for kinds in AFTER_NORMS]
 
 
-def choose_formats(kind: Kind, config: Config, stored: dict[str, Any], format: str | None) -> dict[str, tuple[int, ...]]:
+def choose_formats(kind: Kind, config: Config, stored: dict[str, Any],
+                   format: str | None) -> dict[str, tuple[int, ...]]:
     """Name -> its formats, see forms_of, of all matrices in the order in which kernels read them."""
     names = [[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
     names += [[*matrix_slots(kind, config, i)] for i in range(config.num_hidden_layers)]

@@ -52,17 +52,17 @@ def gguf_name(name: str) -> str:
     return next(filter(None, (names.get_name(stem) for names in NAME_MAPS))) + f".{part}"
 
 
-def write_gguf(path, out, form="F32", tokenizer=None, **changes):
+def write_gguf(path, out, form="F32", tokenizer=None, each=0, **changes):
     """The checkpoint in the folder `path` as a GGUF file, as llama.cpp's converter writes it -> the file.
 
-    Matrices are quantized by the gguf package; `changes` replace metadata, None removes a key.
+    Matrices are quantized by the gguf package; `changes` replace metadata, None removes a key. each: tensors of a part.
     """
     source = open_model(str(path))
     raw = source.language | {key: value for key, value in source.about.items() if key.startswith("rope_")}
     rope, config = rope_of(raw), vars(source.config) | {"max_position_embeddings": raw["max_position_embeddings"]}
     kind = gguf.GGMLQuantizationType[form]
     arch = gguf.MODEL_ARCH_NAMES[ARCHITECTURES[bool(config["num_experts"])]]
-    writer, keys = gguf.GGUFWriter(out, arch), {"general.name": "test"}
+    writer, keys = gguf.GGUFWriter(out, arch, split_max_tensors=each), {"general.name": "test"}
     keys |= {name.format(arch=arch): config[key] for key, name in KEYS.items() if config[key]}
     keys |= {f"{arch}.attention.value_length": config["head_dim"]}
     if rope["rope_type"] == "yarn":
@@ -89,7 +89,7 @@ def write_gguf(path, out, form="F32", tokenizer=None, **changes):
 
 
 def finished(writer, keys, out):
-    """Writes the file with this metadata."""
+    """Writes the file with this metadata -> the file, or the first part."""
     add = {float: writer.add_float32, bool: writer.add_bool, int: writer.add_uint32, list: writer.add_array,
            str: writer.add_string}
     for key, value in keys.items():
@@ -101,7 +101,7 @@ def finished(writer, keys, out):
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
-    return out
+    return writer.format_shard_names(out)[0]
 
 
 def tokenizer_keys(folder) -> dict:
@@ -237,7 +237,7 @@ def test_packed_formats_are_those_of_the_package(form):
     kind = gguf.GGMLQuantizationType[form.name]
     assert gguf.GGML_QUANT_SIZES[kind] == (form.numbers, form.size) and GGUF_FORMATS[kind] == form
     data = np.random.default_rng(0).integers(0, 256, (300, 512 // form.numbers * form.size), np.uint8)
-    tensor = gguf_file.tensor_of(gguf_file.TensorEntry(form, (300, 512), data), mmap.mmap(-1, 4096))
+    tensor = gguf_file.tensor_of(gguf_file.TensorEntry(form, (300, 512), data, mmap.mmap(-1, 4096)))
     with np.errstate(all="ignore"):
         expected = gguf.dequantize(data, kind)
         assert np.array_equal(tensor.read(), expected, equal_nan=True)

@@ -423,8 +423,11 @@ def test_quantizations():
              "Qwen3-0.6B.Q8_0": "Q8_0", "Qwen3-Embedding-0.6B-f16": "f16", "model": "model"}
     for stem, name in names.items():
         assert gguf_names([f"{stem}.gguf"]) == {name: f"{stem}.gguf"}
-    same = ["a-Q8_0.gguf", "b-Q8_0.gguf", "b-F16.gguf", "config.json", "sub/a-Q4_0.gguf", "a-BF16-00001-of-00002.gguf"]
+    same = ["a-Q8_0.gguf", "b-Q8_0.gguf", "b-F16.gguf", "config.json", "sub/sub/a-Q4_0.gguf"]
     assert gguf_names(same) == {"a-Q8_0": "a-Q8_0.gguf", "F16": "b-F16.gguf", "b-Q8_0": "b-Q8_0.gguf"}
+    parts = [f"a-{form}-0000{i}-of-00002.gguf" for i in (2, 1) for form in ("UD-Q4_K_XL", "BF16")]
+    assert gguf_names(parts) == {"UD-Q4_K_XL": parts[2], "BF16": parts[3]}
+    assert gguf_names([f"Q8_0/{name}" for name in parts[1::2]]) == {"BF16": f"Q8_0/{parts[3]}"}
     assert named_gguf(gguf_names(same), "B-q8_0") == "b-Q8_0.gguf" and named_gguf(gguf_names(same), "Q8_0") is None
 
 
@@ -432,7 +435,7 @@ def test_gguf_files_of_a_hub(hub, get_all, tmp_path):
     name = "Qwen/Qwen3-0.6B-GGUF"
     files = {f"Qwen3-0.6B-{form}.gguf": b"GGUF" + form.encode() for form in ("Q8_0", "Q4_K_M", "UD-Q4_K_M")}
     hub.models = {"tiny/one": {"tiny-Q8_0.gguf": b"GGUF1"} | USELESS, "tiny/demo": DEMO,
-                  name: files | USELESS | {"sub/Qwen3-0.6B-Q2_K.gguf": b"GGUF", "config.json": b"{}"}}
+                  name: files | USELESS | {"sub/sub/Qwen3-0.6B-Q2_K.gguf": b"GGUF", "config.json": b"{}"}}
     folder = str(tmp_path / "home/hub/models--tiny--one")
     (path, message), *others = get_all(("tiny/one",), ("tiny/one:q8_0", "offline"), (folder, "offline"))
     assert (path.name, path.read_bytes(), message) == ("tiny-Q8_0.gguf", b"GGUF1", "") and others == [(path, "")] * 2
@@ -448,6 +451,22 @@ def test_gguf_files_of_a_hub(hub, get_all, tmp_path):
     assert (path.name, path.read_bytes(), message) == ("Qwen3-0.6B-Q4_K_M.gguf", b"GGUFQ4_K_M", "")
     assert hub.files_asked() == ["Qwen3-0.6B-Q4_K_M.gguf"] and same == (path, "")
     assert_refused(other, "offline", "lacks files")
+
+
+def test_a_model_in_parts(hub, get_all):
+    """All of them, in a folder of the model or not; those that are there aren't downloaded again."""
+    parts = [f"Q4_0/tiny-Q4_0-0000{i}-of-00003.gguf" for i in (1, 2, 3)]
+    files = {name: b"GGUF" + name.encode() for name in (*parts, "mmproj-F16.gguf", "tiny-Q8_0.gguf")}
+    hub.models = {"tiny/parts": files | USELESS, "tiny/torn": dict.fromkeys(parts[:2], b"GGUF") | USELESS}
+    outcome, again, torn = get_all(("tiny/parts:q4_0",), ("tiny/parts:Q4_0", "offline"), ("tiny/torn",))
+    assert hub.files_asked() == ["mmproj-F16.gguf", *parts] and outcome[1] == "" and again == outcome
+    assert outcome[0].parts[-2:] == ("Q4_0", "tiny-Q4_0-00001-of-00003.gguf")
+    assert_refused(torn, "tiny/torn: the hub has no Q4_0/tiny-Q4_0-00003-of-00003.gguf, a part of the model")
+    outcome[0].with_name("tiny-Q4_0-00002-of-00003.gguf").unlink()
+    hub.requests.clear()
+    offline, again = get_all(("tiny/parts:Q4_0", "offline"), ("tiny/parts:Q4_0",))
+    assert_refused(offline, "lacks files") and hub.files_asked() == []
+    assert again == outcome and outcome[0].with_name("tiny-Q4_0-00002-of-00003.gguf").is_file()
 
 
 def test_a_gguf_model_brings_its_vision_tower(hub, get_all):

@@ -9,7 +9,7 @@ from qwen3 import BUNDLED, InputError
 from qwen3_lib.app.terminal import write
 from qwen3_lib.io.disk import available_memory, from_disk
 from qwen3_lib.io.errors import brief
-from qwen3_lib.io.gguf_file import is_gguf
+from qwen3_lib.io.gguf_head import is_gguf, part_names
 from qwen3_lib.io.hub import cached_models, tokenizer_files
 from qwen3_lib.io.models import open_model
 from qwen3_lib.io.packed import quantized_file
@@ -44,13 +44,14 @@ def models_in(folder: Path) -> list[tuple[str, Path]]:
 
 
 def is_model(path: Path) -> bool:
-    """True for a GGUF file and for a folder with a config.json."""
-    return is_gguf(path) or (path / "config.json").is_file()
+    """True for a GGUF file, the first of several parts, and for a folder with a config.json."""
+    return is_gguf(path) and part_names(path.name)[0] == path.name or (path / "config.json").is_file()
 
 
 def size_on_disk(folder: Path) -> int:
-    """The bytes of the files in a folder, or of a GGUF file."""
-    return sum(file.stat().st_size for file in (folder, *folder.glob("*")) if file.is_file())
+    """The bytes of the files in a folder, or of a GGUF file with all its parts."""
+    parts = (folder.with_name(name) for name in part_names(folder.name))
+    return sum(file.stat().st_size for file in (*parts, *folder.glob("*")) if file.is_file())
 
 
 def readable_size(n: int) -> str:

@@ -1,18 +1,11 @@
-"""GGUF, llama.cpp's format: one file with a model's weights, sizes, tokenizer and chat template.
+"""GGUF, llama.cpp's format: a model's weights, sizes, tokenizer and chat template in one file, or in several parts.
 
-    is_gguf(path)           whether a path is such a file
     gguf_json(file, name)   what config.json, tokenizer.json, ... of the same model would say
     map_gguf(file)          name -> tensor, under the names of a safetensors checkpoint
     is_embedder(file)       whether it is an embedding model
 
-A GGUF file is a head (magic, version, two counts), the metadata (name, type, value), a table of the tensors (name,
-sizes, format, offset), and the tensors' bytes.
+gguf_head.py reads a file's metadata and the table of its tensors.
 """
-import functools
-import math
-import mmap
-import os
-import struct
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,139 +15,11 @@ import numpy as np
 from qwen3 import DTYPES, Tensor, to_float32
 from qwen3_asr import SPLIT_PATTERNS
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.io.gguf_formats import GGUFFormat, format_of
-from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, map_file, taken
+from qwen3_lib.io.gguf_head import GGUF, TensorEntry, plain, read_gguf
+from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, taken
 from tokenizer_utils import END_TOKENS
 
-MAGIC = b"GGUF"
-
-# A value of the metadata: its type's number -> its struct format. 8 is a text, 9 an array.
-STRUCT_CODES = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-TEXT_TYPE, ARRAY = 8, 9
-
 NORMAL_TOKEN, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; others are unused
-
-
-class TensorEntry(NamedTuple):
-    """A tensor of the file: its format, its shape (rows first), and its bytes [..., bytes per row]."""
-    form: GGUFFormat
-    shape: tuple[int, ...]
-    data: np.ndarray
-
-
-class GGUF(NamedTuple):
-    """The contents of a file, its tensors under the names that GGUF gives them."""
-    file: Path
-    metadata: dict[str, Any]
-    tensors: dict[str, TensorEntry]
-    mapping: mmap.mmap
-
-
-def is_gguf(path: Path) -> bool:
-    """True for a file with GGUF's suffix or its first bytes."""
-    if not os.path.isfile(path):
-        return False
-    try:
-        with open(path, "rb") as opened:
-            return path.suffix.lower() == ".gguf" or opened.read(4) == MAGIC
-    except OSError:
-        return False
-
-
-# ---- Reading the head ------------------------------------------------------------------------------------------------
-
-def invalid(file: Path, why: str) -> InputError:
-    return InputError(f"{file}: not a valid GGUF file: {why}; download it again")
-
-
-class Reader:
-    """Takes values from the bytes of a file, one after the other. Raises InputError at its end."""
-
-    def __init__(self, file: Path, data: mmap.mmap):
-        self.file, self.data, self.at = file, data, 0
-
-    def skip(self, size: int) -> int:
-        """Moves on by so many bytes -> where they begin."""
-        start = self.at
-        if size > len(self.data) - start:
-            raise invalid(self.file, f"it ends at byte {len(self.data)}, within its head")
-        self.at += size
-        return start
-
-    def number(self, form: str) -> Any:
-        return struct.unpack_from("<" + form, self.data, self.skip(struct.calcsize("<" + form)))[0]
-
-    def text(self) -> str:
-        size = self.number("Q")
-        start = self.skip(size)
-        return self.data[start:start + size].decode("utf-8", "replace")
-
-    def value(self, kind: int) -> Any:
-        if kind == TEXT_TYPE:
-            return self.text()
-        if kind in STRUCT_CODES:
-            return self.number(STRUCT_CODES[kind])
-        kind, count = (self.number("I"), self.number("Q")) if kind == ARRAY else (kind, 0)
-        if kind == TEXT_TYPE:
-            self.at = self.skip(8 * count)  # a text has 8 bytes at least, so a wrong count is noticed here
-            return [self.text() for _ in range(count)]
-        if kind not in STRUCT_CODES:
-            raise invalid(self.file, f"a value of the unknown type {kind}")
-        dtype = np.dtype("<" + STRUCT_CODES[kind])
-        start = self.skip(count * dtype.itemsize)
-        return np.frombuffer(self.data, dtype, count, start) if count else np.empty(0, dtype)
-
-
-def read_gguf(file: Path) -> GGUF:
-    """The contents of a GGUF file, checked. Raises InputError for a damaged one."""
-    status = file.stat()
-    return parsed_file(file, status.st_size, status.st_mtime_ns)
-
-
-@functools.lru_cache(maxsize=2)  # a model, and its tower, is read in several steps: config, tokenizer, tensors
-def parsed_file(file: Path, _size: int, _time: int) -> GGUF:
-    mapping = map_file(file)
-    reader = Reader(file, mapping)
-    if mapping[:4] != MAGIC:
-        raise InputError(f"{file}: not a GGUF file, despite its name: it doesn't begin with GGUF")
-    reader.skip(4)
-    if (version := reader.number("I")) not in (2, 3):
-        raise InputError(f"{file}: version {version} of GGUF is not supported, only 2 and 3 are")
-    n_tensors, n_values = reader.number("Q"), reader.number("Q")
-    if max(n_tensors, n_values) > len(mapping) // 8:  # each takes more than 8 bytes
-        raise invalid(file, f"{n_tensors} tensors and {n_values} values don't fit into {len(mapping)} bytes")
-    metadata: dict[str, Any] = {}
-    for _ in range(n_values):
-        name = reader.text()
-        metadata[name] = reader.value(reader.number("I"))
-    entries = []
-    for _ in range(n_tensors):
-        name, n_sizes = reader.text(), reader.number("I")
-        if n_sizes > 4:
-            raise invalid(file, f"{brief(name)} has {n_sizes} dimensions")
-        shape = tuple(reader.number("Q") for _ in range(n_sizes))[::-1]
-        entries.append((name, shape, reader.number("I"), reader.number("Q")))
-    alignment = metadata.get("general.alignment", 32)
-    if not isinstance(alignment, int) or not 8 <= alignment <= 2**20 or alignment % 8:
-        raise invalid(file, f"general.alignment = {brief(alignment)}")
-    start = -(-reader.at // alignment) * alignment
-    tensors: dict[str, TensorEntry] = {}
-    for name, shape, kind, offset in entries:
-        try:
-            form = format_of(kind)
-        except InputError as error:
-            raise InputError(f"{file}: {brief(name)} has {error}") from error
-        if not shape or shape[-1] % form.numbers:
-            raise invalid(file, f"{brief(name)} has shape {list(shape)}, but {form.name} has blocks of {form.numbers} "
-                                "numbers")
-        row_size = shape[-1] // form.numbers * form.size
-        if (n_bytes := math.prod(shape[:-1]) * row_size) > len(mapping) - start - offset:
-            raise invalid(file, f"{brief(name)} reaches beyond the end of the file")
-        if name in tensors or offset % 8 or n_bytes == 0:
-            raise invalid(file, f"{brief(name)} is there twice, empty or not aligned")
-        data = np.frombuffer(mapping, np.uint8, n_bytes, start + offset).reshape(*shape[:-1], row_size)
-        tensors[name] = TensorEntry(form, shape, data)
-    return GGUF(file, metadata, tensors, mapping)
 
 
 # ---- Tensors ---------------------------------------------------------------------------------------------------------
@@ -211,7 +76,7 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
                 for part, rows in zip(EXPERT_NAMES[key], np.array_split(data, len(EXPERT_NAMES[key]))):
                     ours = f"model.layers.{layer}.mlp.experts.{expert}.{part}.weight"
                     one = entry._replace(shape=(len(rows), entry.shape[2]), data=rows)
-                    tensors[ours] = tensor_of(one, gguf.mapping)
+                    tensors[ours] = tensor_of(one)
         else:
             within = our_name(tail, hybrid)
             ours = f"model.layers.{layer}.{within}" if within else GGUF_NAMES.get(name, "")
@@ -219,16 +84,16 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
                 raise InputError(f"{file}: no Qwen3 has the tensor {brief(name)}")
             if ours in tensors:
                 raise InputError(f"{file}: {brief(ours)} is there twice, also as {brief(name)}")
-            tensor = tensor_of(entry, gguf.mapping)
+            tensor = tensor_of(entry)
             tensors[ours] = tensor if heads is None else changed_back(ours, tensor, heads)
     return tensors
 
 
-def tensor_of(entry: TensorEntry, mapping: mmap.mmap) -> AnyTensor:
+def tensor_of(entry: TensorEntry) -> AnyTensor:
     """A tensor of the file, mapped or packed."""
     form, data = entry.form, entry.data
     if form.unpack is None:
-        return Tensor(form.name, data.view(DTYPES[form.name]), mapping)
+        return Tensor(form.name, data.view(DTYPES[form.name]), entry.mapping)
     unpack, in_blocks = form.unpack, data.reshape(-1, data.shape[-1] // form.size, form.size)
 
     def blocks(start: int, stop: int) -> Blocks:
@@ -238,7 +103,7 @@ def tensor_of(entry: TensorEntry, mapping: mmap.mmap) -> AnyTensor:
         return Blocks(numbers.reshape(n, -1), scales.reshape(n, -1), None if minima is None else minima.reshape(n, -1),
                       None if factors is None else factors.reshape(len(factors), n, -1))
 
-    return PackedTensor("F32", (len(in_blocks), entry.shape[-1]), blocks, mapping, form.bits,
+    return PackedTensor("F32", (len(in_blocks), entry.shape[-1]), blocks, entry.mapping, form.bits,
                         group=form.numbers // form.groups if form.groups else 0, factored=form.factored)
 
 
@@ -355,13 +220,6 @@ HYBRID_SIZES = {"shared_expert_intermediate_size": "expert_shared_feed_forward_l
                 "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank"}
 
 
-def plain(value: Any) -> Any:
-    """A value of the metadata as in JSON: an array as a list, a float32 as the shortest number that rounds to it."""
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    return float(str(np.float32(value))) if isinstance(value, float) else value
-
-
 def is_hybrid(gguf: GGUF) -> bool:
     """True for Qwen3-Next, Qwen3.5 and its successors."""
     return gguf.metadata.get("general.architecture") in ("qwen3next", *QWEN3_5)
@@ -404,11 +262,11 @@ def hybrid_json(gguf: GGUF, raw: dict[str, Any]) -> dict[str, Any]:
 def config_json(gguf: GGUF) -> dict[str, Any]:
     metadata, kind = gguf.metadata, gguf.metadata.get("general.architecture")
     head_dim = plain(metadata.get(f"{kind}.attention.key_length"))
-    only = {"split.count": (0, 1), f"{kind}.pooling_type": (None, *POOLING.values()),
-            f"{kind}.attention.value_length": (head_dim,)}
+    only: dict[str, Any] = {f"{kind}.pooling_type": (None, *POOLING.values()),
+                            f"{kind}.attention.value_length": (head_dim,)}
     only |= {} if is_hybrid(gguf) else {f"{kind}.rope.dimension_count": (None, head_dim)}
     for key, values in only.items():
-        if (value := plain(metadata.get(key, 0 if key == "split.count" else None))) not in values:
+        if (value := plain(metadata.get(key))) not in values:
             raise InputError(f"{gguf.file}: {key} = {brief(value)} is not supported, only "
                              f"{' or '.join(str(each) for each in values if each is not None)} is")
     model_type, embedding = GGUF_MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")

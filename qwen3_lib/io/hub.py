@@ -17,7 +17,8 @@ from types import ModuleType
 
 from qwen3 import log
 from qwen3_lib.io.errors import InputError, brief, read_json_object, some
-from qwen3_lib.io.gguf_file import gguf_json, is_gguf
+from qwen3_lib.io.gguf_file import gguf_json
+from qwen3_lib.io.gguf_head import is_gguf, part_names
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 
 SHORT_NAMES = {size: f"Qwen/Qwen3-{size}" for size in ("0.6B", "1.7B", "4B", "8B", "14B", "32B")}
@@ -51,8 +52,9 @@ def resolve_model(name: str, offline: bool = False) -> Path:
         needed = (CONFIG, *tokenizer_files(os.listdir(folder)), *(weight_files(folder) or [WEIGHTS]))
         if not quantization and all(os.path.isfile(folder / file) for file in needed):
             return folder
-        if (file := named_gguf(gguf_names(os.listdir(folder)), quantization)) and os.path.isfile(folder / file):
-            return folder / file
+        if file := named_gguf(gguf_names(files_in(folder)), quantization):
+            if all(os.path.isfile(folder / part) for part in part_names(file)):
+                return folder / file
     hub = None if offline else import_client(repo_id)
     if hub is None or hub.is_offline_mode():
         raise InputError(f"{brief(name)}: there is no such folder; the hub's cache {hub_cache()} lacks files of "
@@ -78,7 +80,8 @@ def model_in(folder: Path) -> Path:
         names = sorted(os.listdir(folder))
     except OSError as error:
         raise InputError(f"{folder}: cannot be read: {error.strerror}") from error
-    ggufs = [name for name in names if is_gguf(folder / name) and "mmproj" not in name]
+    found = [name for name in names if is_gguf(folder / name) and "mmproj" not in name]
+    ggufs = list({part_names(name)[0]: name for name in reversed(found)}.values())  # the first part there is
     if CONFIG not in names and len(ggufs) != 1:
         raise InputError(f"{folder}: this is not a model folder: it has no {CONFIG}, but {some(names) or 'no files'}")
     return folder if CONFIG in names else folder / ggufs[0]
@@ -96,13 +99,14 @@ def hub_id(name: str) -> tuple[str, str]:
 
 
 def gguf_names(files: Iterable[str]) -> dict[str, str]:
-    """How a user names the GGUF files among a model's files -> the file. Files in several parts can't be read.
+    """How a user names the GGUF files among a model's files -> the file, of several parts the first one.
 
-    Q4_K_M for Qwen3-8B-Q4_K_M.gguf, UD-Q4_K_XL for Qwen3-8B-UD-Q4_K_XL.gguf; both stems for two of one quantization.
+    Q4_K_M for Qwen3-8B-Q4_K_M.gguf and Q4_K_M/Qwen3-8B-Q4_K_M-00001-of-00002.gguf, UD-Q4_K_XL for
+    Qwen3-8B-UD-Q4_K_XL.gguf; both stems for two of one quantization.
     """
-    ends = {file: end[1] for file in sorted(files) if re.fullmatch(NAME, file) and "mmproj" not in file
-            and (end := re.search(r"((?:\bUD-)?[^-.]*-?)\.gguf$", file, re.IGNORECASE))
-            and not re.search(r"-\d{5}-of-\d{5}\.gguf$", file)}
+    ends = {file: end[1] for file in sorted(files) if re.fullmatch(rf"({NAME}/)?{NAME}", file)
+            and "mmproj" not in file and part_names(file)[0] == file
+            and (end := re.search(r"((?:\bUD-)?[^-./]*-?)(-\d{5}-of-\d{5})?\.gguf$", file, re.IGNORECASE))}
     counts = Counter(ends.values())
     return {end if counts[end] == 1 else Path(file).stem: file for file, end in ends.items()}
 
@@ -168,11 +172,16 @@ def cached_models() -> list[tuple[str, Path]]:
     found = []
     for home in hub_cache().glob("models--*--*"):
         if (folder := main_snapshot(home)) is not None:
-            name, ggufs = home.name.removeprefix("models--").replace("--", "/"), gguf_names(os.listdir(folder))
+            name, ggufs = home.name.removeprefix("models--").replace("--", "/"), gguf_names(files_in(folder))
             models = {f"{name}:{each}": folder / file for each, file in ggufs.items()}
             models |= {name: folder} if not ggufs or weight_files(folder) else {}
             found += [(each, path) for each, path in models.items() if "qwen" in f"{each}/{model_type(path)}".lower()]
     return sorted(found)
+
+
+def files_in(folder: Path) -> list[str]:
+    """The files of a folder, and the GGUF files one folder deeper, where many publish those in parts."""
+    return [path.relative_to(folder).as_posix() for path in (*folder.glob("*"), *folder.glob("*/*.gguf"))]
 
 
 def model_type(path: Path) -> str:
@@ -209,9 +218,14 @@ def download(hub: ModuleType, repo_id: str, quantization: str) -> Path:
     weights = whole_weights(files)
     if quantization or not weights and INDEX not in files:
         if file := named_gguf(ggufs := gguf_names(files), quantization):
-            tower = tower_name(files)  # before the model's file, of the same commit
-            commit = Path(hub.hf_hub_download(repo_id, tower)).parent.name if tower else None
-            return Path(hub.hf_hub_download(repo_id, file, revision=commit))
+            if absent := {*part_names(file)} - files:
+                raise InputError(f"{repo_id}: the hub has no {min(absent)}, a part of the model")
+            commit = None
+            for each in filter(None, (tower_name(files), *part_names(file))):  # the tower before the model's files
+                path = hub.hf_hub_download(repo_id, each, revision=commit)
+                folder = Path(path).parents[each.count("/")]
+                commit = folder.name  # all others from the same one
+            return folder / file
         if not ggufs:
             raise InputError(f"{repo_id}: the hub has no {WEIGHTS} and no whole GGUF file of it")
         raise InputError(f"{repo_id}: choose one of its GGUF files {some(ggufs, 50)}, like {repo_id}:{min(ggufs)}")

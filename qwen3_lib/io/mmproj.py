@@ -12,7 +12,8 @@ import numpy as np
 
 from qwen3 import Tensor, to_float32
 from qwen3_lib.io.errors import InputError, brief
-from qwen3_lib.io.gguf_file import GGUF, SEEING, plain, read_gguf, tensor_of
+from qwen3_lib.io.gguf_file import SEEING, tensor_of
+from qwen3_lib.io.gguf_head import GGUF, plain, read_gguf
 from qwen3_lib.io.tensors import AnyTensor
 
 VISION, AUDIO = "clip.vision.", "clip.audio."
@@ -36,12 +37,16 @@ AUDIO_BLOCK_NAMES = {"ln1": "self_attn_layer_norm", "ln2": "final_layer_norm", "
 
 
 def tower_file(file: Path) -> Path | None:
-    """The first mmproj*.gguf beside a model's file whose tower is a Qwen's and fits the model's width."""
+    """The first mmproj*.gguf beside a model's file whose tower is a Qwen's and fits the model's width.
+
+    In the hub's cache, it may also lie in the folder around that of a model in parts.
+    """
     model = read_gguf(file)
     kind = model.metadata.get("general.architecture")
     if kind not in SEEING:
         return None
-    for other in sorted(file.parent.glob("*mmproj*.gguf")):
+    in_cache = [folder.name for folder in file.parents[2:3]] == ["snapshots"]
+    for other in sorted(path for folder in file.parents[:1 + in_cache] for path in folder.glob("*mmproj*.gguf")):
         about = read_gguf(other).metadata
         if about.get(f"{medium_of(other)}projection_dim") == model.metadata.get(f"{kind}.embedding_length"):
             return other
@@ -72,19 +77,19 @@ def tower_json(file: Path) -> dict[str, Any]:
 def map_tower(file: Path) -> dict[str, AnyTensor]:
     """The two frames of the patches' embedding become one tensor again. Raises InputError for a damaged file."""
     gguf, found = read_gguf(file), dict[str, AnyTensor]()
-    tensors = {name: tensor_of(entry, gguf.mapping) for name, entry in gguf.tensors.items()}
+    tensors = {name: tensor_of(entry) for name, entry in gguf.tensors.items()}
     if medium_of(file) == AUDIO:
         tensors.pop("a.position_embd.weight", None)  # computed here
         for name, tensor in tensors.items():
             if name.endswith(".bias"):  # that of a convolution is [outputs, 1, 1]
-                tensor = Tensor("F32", to_float32(tensor).reshape(-1), gguf.mapping)  # type: ignore[arg-type]
+                tensor = Tensor("F32", to_float32(tensor).reshape(-1), tensor.mapping)  # type: ignore[arg-type]
             found[f"thinker.audio_tower.{our_tower_name(gguf, name)}"] = tensor
         return found
     first, second = (tensors.pop(f"v.patch_embd.weight{end}", None) for end in ("", ".1"))
     if first is None or second is None or first.shape != second.shape:
         raise InputError(f"{file}: v.patch_embd.weight or v.patch_embd.weight.1 is missing")
     frames = np.stack([to_float32(first), to_float32(second)], axis=2)  # type: ignore[arg-type]
-    found["patch_embed.proj.weight"] = Tensor("F32", frames, gguf.mapping)
+    found["patch_embed.proj.weight"] = Tensor("F32", frames, first.mapping)
     for name, tensor in tensors.items():
         found[our_tower_name(gguf, name)] = tensor
     return {f"model.visual.{name}": tensor for name, tensor in found.items()}

@@ -20,7 +20,8 @@ from qwen3_lib.io.adapter import with_adapter
 from qwen3_lib.io.cores import ThreadpoolController, threads_for
 from qwen3_lib.io.errors import brief
 from qwen3_lib.io.formats import Settings, check_settings, unpacked
-from qwen3_lib.io.gguf_file import gguf_json, is_embedder, is_gguf, map_gguf
+from qwen3_lib.io.gguf_file import gguf_json, is_embedder, map_gguf
+from qwen3_lib.io.gguf_head import is_gguf
 from qwen3_lib.io.hub import MTP_FILE, resolve_model
 from qwen3_lib.io.mixtures import moe_config, split_experts
 from qwen3_lib.io.mlx import from_mlx

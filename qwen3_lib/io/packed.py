@@ -11,7 +11,8 @@ import safetensors
 
 from qwen3 import DTYPES, InputError, Model, Source, Tensor, map_safetensors, to_float32
 from qwen3_lib.io.errors import brief, parse_json
-from qwen3_lib.io.gguf_file import gguf_json, is_gguf
+from qwen3_lib.io.gguf_file import gguf_json
+from qwen3_lib.io.gguf_head import is_gguf
 from qwen3_lib.io.hub import tokenizer_files
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 from qwen3_lib.io.writing import checksum, write_folder, write_safetensors

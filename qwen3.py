@@ -380,7 +380,7 @@ class Sampling:
 def penalize(logits: np.ndarray, sampling: Sampling, prompt: Iterable[int], answer: Iterable[int]) -> np.ndarray:
     """Logits [vocab_size] after the penalties on tokens in the prompt and in the answer so far."""
     logits, factor = logits.copy(), np.float32(sampling.repetition_penalty)
-    ids = np.unique([*prompt, *answer])
+    ids = np.unique(np.array([*prompt, *answer], int))
     ids = ids[ids >= 0]  # without a picture's tokens
     logits[ids] = np.where(logits[ids] > 0, logits[ids] / factor, logits[ids] * factor)
     ids, counts = np.unique(np.array(answer, int), return_counts=True)
@@ -1142,7 +1142,7 @@ def load_model(name: str | Path, engine: Engine | Callable[..., Engine] = Engine
         path, types = Path(os.path.expanduser(str(name))), MODEL_TYPES
         if adapter is not None or not os.path.isfile(path / "config.json"):
             raise InputError(f"{name}: no folder with config.json; other models and adapters need the folder qwen3_lib")
-        for module in ("qwen3_5", "qwen3_asr"):
+        for module in ("qwen3_5", "qwen3_asr", "qwen3_tts"):
             if (HERE / f"{module}.py").is_file():
                 types = types | import_module(module).MODEL_TYPES
         source = read_folder(path, types)

@@ -188,3 +188,49 @@ def asr_config(size: str, native: bool = False, n_classes: int = 0) -> dict:
     parts |= {"classify_num": n_classes} if n_classes else {}
     return {"architectures": ["Qwen3ASRForConditionalGeneration"], "model_type": "qwen3_asr",
             "support_languages": ["English"], "thinker_config": {"model_type": "qwen3_asr"} | parts}
+
+# Qwen3-TTS at 1/16 of its widths: the talker's hidden size and FFN, and tts_model_size.
+TTS_SIZES = {"0.6B": (64, 192, "0b6"), "1.7B": (128, 384, "1b7")}
+VOICES = {"serena": 1081, "dylan": 1082, "eric": 1083}
+
+
+def tts_config(size: str = "0.6B", kind: str = "custom_voice", groups: int = 6) -> dict:
+    """A Qwen3-TTS as Qwen publishes it, with `groups` codes of 64 in a frame."""
+    hidden, inner, name = TTS_SIZES[size]
+    shape = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "hidden_act": "silu",
+             "attention_bias": False, "rms_norm_eps": 1e-6, "rope_theta": 1000000, "max_position_embeddings": 4096,
+             "num_code_groups": groups}
+    predictor = shape | {"model_type": "qwen3_tts_talker_code_predictor", "hidden_size": 64, "intermediate_size": 192,
+                         "num_hidden_layers": 2, "vocab_size": 64}
+    talker = shape | {"model_type": "qwen3_tts_talker", "hidden_size": hidden, "intermediate_size": inner,
+                      "num_hidden_layers": 3, "vocab_size": 64 + 1024, "text_vocab_size": VOCABULARY,
+                      "text_hidden_size": 48, "tie_word_embeddings": False,
+                      "rope_scaling": {"interleaved": True, "mrope_section": [4, 2, 2], "rope_type": "default"},
+                      "codec_pad_id": 1072, "codec_bos_id": 1073, "codec_eos_token_id": 1074, "codec_think_id": 1075,
+                      "codec_nothink_id": 1076, "codec_think_bos_id": 1077, "codec_think_eos_id": 1078,
+                      "codec_language_id": {"chinese": 1079, "english": 1080, "sichuan_dialect": 1084,
+                                            "beijing_dialect": 1085},
+                      "spk_id": VOICES if kind == "custom_voice" else {},
+                      "spk_is_dialect": {"serena": False, "dylan": "beijing_dialect", "eric": "sichuan_dialect"},
+                      "code_predictor_config": predictor}
+    about = {"architectures": ["Qwen3TTSForConditionalGeneration"], "model_type": "qwen3_tts", "talker_config": talker,
+             "tokenizer_type": "qwen3_tts_tokenizer_12hz", "tts_model_size": name, "tts_model_type": kind,
+             "tts_pad_token_id": 4076, "tts_bos_token_id": 4077, "tts_eos_token_id": 4078}
+    encoder = {"speaker_encoder_config": {
+        "mel_dim": 128, "enc_dim": hidden, "enc_channels": [32, 32, 32, 32, 96], "enc_kernel_sizes": [5, 3, 3, 3, 1],
+        "enc_dilations": [1, 2, 3, 4, 1], "enc_attention_channels": 16, "enc_res2net_scale": 8, "enc_se_channels": 16,
+        "sample_rate": 24000}}
+    return about | (encoder if kind == "base" else {})
+
+
+def codec_config(groups: int = 6) -> dict:
+    """The codec of a Qwen3-TTS, much narrower, with a window of 8 frames and 48 samples a frame."""
+    decoder = {"latent_dim": 40, "codebook_dim": 32, "codebook_size": 64, "decoder_dim": 48, "hidden_size": 32,
+               "intermediate_size": 64, "head_dim": 16, "num_attention_heads": 4, "num_key_value_heads": 4,
+               "num_hidden_layers": 3, "num_quantizers": groups, "num_semantic_quantizers": 1, "rms_norm_eps": 1e-5,
+               "rope_theta": 10000, "sliding_window": 8, "upsample_rates": [4, 3], "upsampling_ratios": [2, 2],
+               "layer_scale_initial_scale": 0.01, "attention_bias": False, "hidden_act": "silu",
+               "max_position_embeddings": 8000}
+    return {"architectures": ["Qwen3TTSTokenizerV2Model"], "model_type": "qwen3_tts_tokenizer_12hz",
+            "output_sample_rate": 24000, "input_sample_rate": 24000, "decode_upsample_rate": 48,
+            "encode_downsample_rate": 48, "encoder_valid_num_quantizers": groups, "decoder_config": decoder}

@@ -137,7 +137,7 @@ def test_what_a_script_alone_lacks_is_one_line(tmp_path, script, beside):
                f"import runpy, sys; sys.path[0] = sys.argv[0] = {script!r}; "
                f"sys.path.insert(0, '.'); runpy.run_path({script!r}, run_name='__main__')")
     assert done.returncode == 1 and not done.stdout
-    small = ("qwen3_5.py", "qwen4_exp.py", "qwen3_asr.py", "qwen3_vision.py")
+    small = ("qwen3_5.py", "qwen4_exp.py", "qwen3_asr.py", "qwen3_tts.py", "qwen3_vision.py")
     missing = "qwen3.py" if not beside else "numpy" if script in small else "qwen3_lib"
     assert_one_line(done.stderr, script, missing)
 

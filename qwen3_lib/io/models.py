@@ -13,6 +13,7 @@ import tokenizers
 import qwen3
 import qwen3_5
 import qwen3_asr
+import qwen3_tts
 import qwen4_exp
 from qwen3 import (DTYPES, QWEN3, QWEN3_VL, Config, Engine, InputError, Model, ModelType, Source, Tensor, fitting,
                    json_in, kind_of, language_of, map_safetensors, renamed, rope_of, shards_of)
@@ -75,7 +76,7 @@ def sharing(engine: Engine) -> Engine:
 
 
 MODEL_TYPES = {name: replace(kind, engine=sharing(kind.engine)) for name, kind in (
-    qwen3.MODEL_TYPES | qwen3_5.MODEL_TYPES | qwen3_asr.MODEL_TYPES | qwen4_exp.MODEL_TYPES | {
+    qwen3.MODEL_TYPES | qwen3_5.MODEL_TYPES | qwen3_asr.MODEL_TYPES | qwen3_tts.MODEL_TYPES | qwen4_exp.MODEL_TYPES | {
         "qwen3": ANY_DENSE, "qwen3_moe": MOE, "qwen3_vl_moe": VL_MOE, "qwen3_next": NEXT}).items()}
 
 GENERATION = "generation_config.json"

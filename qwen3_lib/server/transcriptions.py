@@ -141,7 +141,7 @@ async def form_of(request: Request, count: Callable[[int], None]) -> Body:
     return body | {"file": file, "timestamp_granularities": granularities}
 
 
-class Speech(SpeechRequest):
+class HeardSound(SpeechRequest):
     """An uploaded sound: the `pieces` of its text as they come, and then all of it in the form that is wanted."""
 
     def __init__(self, worker: Worker, ears: Ears, body: Body, seconds: float, longest: int, aligner: Model | None):

@@ -38,7 +38,7 @@ from qwen3_lib.generation.messages import encoded
 from qwen3_lib.page.page import joined
 from qwen3_lib.server import messages, responses
 from qwen3_lib.server.replies import ChatReply, Reply, event
-from qwen3_lib.server.transcriptions import Ears, Speech
+from qwen3_lib.server.transcriptions import Ears, HeardSound
 from qwen3_lib.server.vetting import Grammars
 from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stopping
 from qwen3_vision import sees
@@ -217,9 +217,9 @@ class EventStream(StreamingResponse):
 
 
 class SpeechStream(EventStream):
-    """The same of a Speech. `until`: what ends with it."""
+    """The same of a HeardSound. `until`: what ends with it."""
 
-    def __init__(self, worker: Worker, speech: Speech, seconds: float, until: contextlib.AsyncExitStack):
+    def __init__(self, worker: Worker, speech: HeardSound, seconds: float, until: contextlib.AsyncExitStack):
         super().__init__(worker, speech, seconds)
         self.until = until
 
@@ -397,7 +397,7 @@ class Server:
             form = await stack.enter_async_context(self.ears.form_of(request))
             if worker.ends_at is not None:
                 raise stopping()
-            speech = Speech(worker, self.ears, form, seconds, self.longest, self.limits.aligner())
+            speech = HeardSound(worker, self.ears, form, seconds, self.longest, self.limits.aligner())
             stack.callback(speech.close)
             request.scope["usage"] = speech.usage
             async with in_time(speech.ends_at, seconds):

@@ -340,6 +340,11 @@ class HybridCache(KVCache):
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         layers = self.config.linear_layers
         self.new |= dict(zip(layers, map(State, *(arrays[name] for name in STATE_ARRAYS)))) if layers else {}
+        empty, lates = self.snapshots[0].states, {state.late.shape[:1] for state in self.new.values()}
+        if self.new.keys() != empty.keys() or len(lates) > 1 or any(
+                found.shape != (len(other) + sum(*lates) * (i != 1), *other.shape[1:]) or found.dtype != other.dtype
+                for layer, new in self.new.items() for i, (found, other) in enumerate(zip(new, empty[layer]))):
+            raise InputError("the states of another cache, or damaged ones")
         super().restore(arrays)
 
     def bytes(self, length: int, more_layers: int = 0) -> int:
@@ -474,7 +479,6 @@ def load_weights(source: Source) -> dict[str, Any]:
 
 
 ENGINE = Engine(load_weights, HybridCache, guess=guess)
-
 
 DENSE = ModelType(hybrid_config, tensor_shapes, QWEN3.defaults | {
     "vocab_size": 248320, "intermediate_size": 12288, "num_attention_heads": 16, "num_key_value_heads": 4,

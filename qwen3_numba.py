@@ -23,7 +23,8 @@ qwen3_lib/kernels/:
     products.py    which functions of them a pass needs; ways.py: which way is the fastest for one vector
     layers.py      the kernels, in the order of forward; fields.py: how they find their arrays
     experts.py     the kernel of a mixture of experts; slots.py, disk.py: of one that is larger than the memory
-    kind.py        what differs between model types: dense.py, and hybrid.py for Qwen3.5, whose kernel is delta.py
+    kind.py        what differs between model types: dense.py; hybrid.py for Qwen3.5, whose kernel is delta.py; and
+                   flash.py for Qwen3.8-Flash-Next, whose kernels are streams.py and sparse.py
     intrinsics.py  what numba can't say in Python
     quantize.py    the kernels that pack weights
     compile.py     numba compiles kernels: a program of its own, for the first run; translate.py: how numba is used
@@ -57,7 +58,7 @@ from qwen3 import (BUNDLED, Config, Engine, InputError, Model, Pass, Sampling, S
 from qwen3_lib.io.cores import available_cpus
 from qwen3_lib.io.disk import available_memory, from_disk, stays
 from qwen3_lib.io.progress import progress
-from qwen3_lib.io.tensors import PackedTensor
+from qwen3_lib.io.tensors import BY_ROWS, PackedTensor
 
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
@@ -129,7 +130,8 @@ def load_weights(source: Source, quantize: str | None = None, threads: int | Non
     for matrix in matrices.values() if activations == "bf16" else ():
         matrix["form"][matrix["form"] == BF16] = ROUNDED
     weights = Weights(kind, config, matrices, vectors, shapes, arrays, build_layers(kind, config, matrices, vectors),
-                      team, format, ways_for(bytes_in(matrices.values())))
+                      team, format, ways_for(bytes_in(matrices.values())), tables=kind.tables(source),
+                      in_files={name: tensor for name, tensor in stored.items() if BY_ROWS in name})
     mappings = {id(tensor.mapping): tensor.mapping for tensor in stored.values()}.values()
     if format is None and not packs and not config.sparse_layers:
         touch_pages(mappings)
@@ -157,7 +159,7 @@ class KVCache(qwen3.KVCache):
         self.k, self.v = np.empty(shape, np.uint16), np.empty(shape, np.uint16)
 
     def _resized(self, old: np.ndarray, capacity: int) -> np.ndarray:
-        new = aligned((*old.shape[:2], capacity, 2 * old.shape[3])).view(np.uint16)
+        new = aligned((*old.shape[:2], capacity, old.itemsize * old.shape[3])).view(old.dtype)
         new[:, :, :self.length] = old[:, :, :self.length]
         return new
 
@@ -190,16 +192,16 @@ STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a nu
 
 
 def batch_of(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], caches: list[Any], rows: np.ndarray,
-             wanted: np.ndarray) -> NewTokens:
+             wanted: np.ndarray, new: Pass | None = None) -> NewTokens:
     """x [m, hidden_size] at `rows`, ROW [m], of these caches; turned: rope_tables; the tokens `wanted` get logits."""
     group = w.config.num_attention_heads // w.config.num_key_value_heads
-    tasks, tiles = attention_tasks(rows["sequence"], rows["position"], group)
+    tasks, tiles = attention_tasks(rows["sequence"], rows["position"], group, w.kind.seen(w.config))
     shape = len(wanted), padded(int(w.layers.head[0].rows), PANEL)
     logits = w.logits.take(shape[0] * shape[1]).reshape(shape) if len(wanted) <= PROMPT else empty(shape, np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
-    runs, states = w.kind.tables(caches, np.bincount(rows["sequence"], minlength=len(caches)))
+    about = w.kind.new(w, caches, np.bincount(rows["sequence"], minlength=len(caches)), new)
     return NewTokens(x=x, cos=turned[0], sin=turned[1], rows=rows, tasks=tasks, tiles=tiles, wanted=wanted,
-                     logits=logits, caches=np.array(where, CACHE), runs=runs, states=states,
+                     logits=logits, caches=np.array(where, CACHE), **about,
                      cache_rows=np.array([(caches[0].stored, caches[0].k.shape[3])], CACHE_ROWS))
 
 
@@ -209,7 +211,9 @@ def needed_functions(w: Weights, batch: NewTokens, n_queries: list[int]) -> np.n
     needs = [*((form, m) for form in w.formats), *((head, len(batch.wanted)) for _ in batch.wanted[:1])]
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
         needs += any_number(form, m)
-    queries = tuple((int(batch.cache_rows[0].form), n) for n in sorted({1, *n_queries}))
+    form, group = int(batch.cache_rows[0].form), w.config.num_attention_heads // w.config.num_key_value_heads
+    queries = tuple((form, n) for n in sorted({1, *n_queries, *[group] * len(w.layers.indexing)}))
+    queries += tuple((F32, int(each.heads)) for each in w.layers.indexing)
     return functions_for(tuple(needs), queries, w.ways)
 
 
@@ -237,10 +241,14 @@ def run_layers(w: Weights, batch: NewTokens, caches: list[Any], added: Any = ())
     return batch.logits[:, :int(w.layers.head[0].rows)]
 
 
-def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int) -> tuple[np.ndarray, np.ndarray]:
-    """The sequence and the position of each new token [m] -> TASK [n_tasks], TILES [n_tiles]"""
-    tasks, tiles = [], []
-    ends = [*(np.flatnonzero(np.diff(sequences)) + 1).tolist(), len(sequences)] if len(sequences) > 1 else [1]
+def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
+                    whole: int = sys.maxsize) -> tuple[np.ndarray, np.ndarray]:
+    """The sequence and the position of each new token [m] -> TASK [n_tasks], TILES [n_tiles]
+
+    whole: from this position on, a token sees at most so many, and has other tasks than the tokens before.
+    """
+    tasks, tiles, kinds = [], [], 2 * sequences + (positions >= whole)
+    ends = [*(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(sequences)] if len(sequences) > 1 else [1]
     for start, end in zip([0, *ends], ends):
         sequence, n_new = int(sequences[start]), end - start
         few = n_new <= FEW
@@ -248,7 +256,7 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int) ->
         for row in range(start, start + n_new, step):
             n = min(step, start + n_new - row)
             seen, most = (int(positions[last]) + 1 for last in (row, row + n - 1))
-            n_blocks, before = -(-most // BLOCK), len(tasks)
+            n_blocks, before = -(-min(most, whole) // BLOCK), len(tasks)
             here = (sequence, row, n, seen)
             tasks += [(*here, block, 1) for block in range(n_blocks)] if few else [(*here, 0, n_blocks)]
             tiles.append((before, len(tasks)))
@@ -265,12 +273,13 @@ def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
     counts = [rows.stop - rows.start for _, rows in new.parts]
     places = np.concatenate([np.arange(cache.length, cache.length + n) for cache, n in zip(caches, counts)])
     rows = np.rec.fromarrays((np.repeat(np.arange(len(caches)), counts), places), ROW)
-    batch = batch_of(w, new.x, rope_tables(model.config, new.positions), caches, rows, new.wanted)
+    batch = batch_of(w, new.x, rope_tables(model.config, new.positions), caches, rows, new.wanted, new)
     logits = run_layers(w, batch, caches, new.added)
     new.advance()
     if caches[0].length > 1 and caches[0].dtype in STEPS and not w.looked:
         note_small_numbers(model, caches[0])
-    return logits, rms_norm(new.x if new.states else new.x[:0], w.layers.norm, model.config.rms_norm_eps)
+    states = new.x if new.states else new.x[:0]
+    return logits, states if w.kind.normed else rms_norm(states, w.layers.norm, model.config.rms_norm_eps)
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -43,6 +43,7 @@ Not computed here: pictures, and the MTP head in the files (mtp.*), which only g
 """
 from __future__ import annotations
 
+import itertools
 import math
 import mmap
 import sys
@@ -118,15 +119,11 @@ def write_streams(r: np.ndarray, out: np.ndarray, flat: np.ndarray, w: dict[str,
 # ---- The n-gram table ------------------------------------------------------------------------------------------------
 # A token's last two and three ids are hashed, heads_per_ngram times each, and each hash is a row of a table: knowledge
 # of common word groups that costs no arithmetic. Each head has a part of the table, a prime number of rows.
-
 def primes(first: int, n: int) -> list[int]:
     """The n smallest primes from `first` on."""
-    found, number = list[int](), max(first, 2)
-    while len(found) < n:
-        if all(number % divisor for divisor in range(2, math.isqrt(number) + 1)):
-            found.append(number)
-        number += 1
-    return found
+    numbers = itertools.count(max(first, 2))
+    found = (each for each in numbers if all(each % divisor for divisor in range(2, math.isqrt(each) + 1)))
+    return [*itertools.islice(found, n)]
 
 
 def head_sizes(config: StreamConfig, table: int) -> list[int]:
@@ -191,11 +188,16 @@ class Table(NamedTuple):
 def read_ahead(part: Tensor, rows: np.ndarray) -> None:
     """Tells the system which rows come, so that it reads them together and not one after the other."""
     if hasattr(mmap, "MADV_WILLNEED"):
-        start = part.data.ctypes.data - np.frombuffer(part.mapping, np.uint8).ctypes.data
-        first = start + rows * part.data.strides[0]
-        pages = np.unique(np.concatenate([first, first + part.data.strides[0] - 1]) // mmap.PAGESIZE)
+        size, start = part.data.strides[0], part.data.ctypes.data - np.frombuffer(part.mapping, np.uint8).ctypes.data
+        pages = np.unique((start + np.concatenate([rows * size, rows * size + size - 1])) // mmap.PAGESIZE)
         for page in pages.tolist():
             part.mapping.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, 1)
+
+
+def look_up(tables: dict[int, Table], new: Pass) -> dict[int, np.ndarray]:
+    """What the table of each n-gram layer has for the tokens of a pass, [n, ple_embed_dim]."""
+    return {layer: table.take(together([ngram_rows(one.token_ids[:one.length], new.token_ids[rows], table.by)
+                                        for one, rows in new.parts])) for layer, table in tables.items()}
 
 
 def ngram_layer(r: np.ndarray, found: np.ndarray, w: dict[str, Any], config: StreamConfig, cache: Pass,
@@ -255,7 +257,6 @@ class Index(NamedTuple):
     norm: np.ndarray  # of block_keys
 
     def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        """See Pass.attend."""
         return together([one.look(layer, q[:, rows], k[:, rows], v[:, rows], self.queries[:, rows], self.keys[rows],
                                   self.norm) for one, rows in self.cache.parts], axis=1)
 
@@ -271,9 +272,6 @@ def sparse_attention(x: np.ndarray, w: dict[str, Any], config: StreamConfig, cac
 
 # ---- A layer, and the whole pass -------------------------------------------------------------------------------------
 
-GATES = {"silu": silu, "sigmoid": sigmoid}
-
-
 def decoder_layer(r: np.ndarray, w: dict[str, Any], config: StreamConfig, cache: Pass, layer: int,
                   cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """One layer: the streams r [n, hc_count, hidden_size] -> the same shape. Writes into the caches of a pass."""
@@ -288,12 +286,9 @@ def decoder_layer(r: np.ndarray, w: dict[str, Any], config: StreamConfig, cache:
 @np.errstate(over="ignore", invalid="ignore")
 def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
     """The namesake of qwen3.run_pass."""
-    config: Any = model.config
-    weights = model.weights
+    config, weights = model.config, model.weights  # type: Any, Any
     cos, sin = rope_tables(config, new.positions)
-    found = {layer: table.take(np.concatenate([  # of all tokens, before the first layer
-        ngram_rows(one.token_ids[:one.length], new.token_ids[rows], table.by) for one, rows in new.parts]))
-        for layer, table in weights["tables"].items()}
+    found = look_up(weights["tables"], new)
     r = np.repeat(new.x[:, None], config.hc_count, axis=1)
     for i, w in enumerate(weights["layers"]):
         if i in found:
@@ -307,10 +302,10 @@ def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
 # ---- The cache -------------------------------------------------------------------------------------------------------
 
 class StreamCache(HybridCache):
-    """A HybridCache with the index of the layers that attend, and the rows before the convolution of each n-gram layer.
+    """A HybridCache with an index of the layers that attend, and an n-gram layer's rows: ~layer's state in a snapshot.
 
     index [n attending, 1, capacity, d]: raw index keys; blocks [n attending, capacity // ratio, d]: those of whole
-    blocks. A block that is cut is computed again. In a snapshot, ~layer is the key of an n-gram layer's rows.
+    blocks. A block that is cut is computed again.
     """
     config: StreamConfig
     kind = "of streams"
@@ -346,8 +341,7 @@ class StreamCache(HybridCache):
             self.blocks[i, first:n_blocks] = block_keys(whole, norm, self.config, first)
         self.k[i, :, start:end], self.v[i, :, start:end] = k, v
         k, v = self.k[i, :, :end], self.v[i, :, :end]
-        # The first tokens that see all, because the blocks so far fit into the budget.
-        plain = min(max(self.config.indexer_budget + ratio - 1 - start, 0), len(keys))
+        plain = min(max(self.config.indexer_budget + ratio - 1 - start, 0), len(keys))  # the first tokens that see all
         out = [attention_in_blocks(q[:, :plain], k[:, :start + plain], v[:, :start + plain])] if plain else []
         for t in range(plain, len(keys)):
             length = start + t + 1
@@ -378,10 +372,13 @@ class StreamCache(HybridCache):
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         for layer, history in zip(self.config.ple_layers, arrays["ngram"]):
-            late = np.zeros((len(history) - self.rows, 0), np.float32)
+            late = np.zeros((max(len(history) - self.rows, 0), 0), np.float32)
             self.new[~layer] = State(history, np.zeros(0, np.float32), late)
         super().restore(arrays)
-        self.index[:, 0, :self.length], self.blocks[:, :arrays["blocks"].shape[1]] = arrays["index"], arrays["blocks"]
+        for ours, given in ((self.arrays()[name], arrays[name]) for name in ("index", "blocks")):
+            if given.shape != ours.shape or given.dtype != ours.dtype:
+                raise InputError("the index of another cache, or a damaged one")
+            ours[:] = given
 
     def bytes(self, length: int, more_layers: int = 0) -> int:
         keys = len(self.attending) * (length + length // self.config.indexer_compress_ratio)
@@ -390,7 +387,7 @@ class StreamCache(HybridCache):
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
 
-POSITIVE = tuple(name for name, kind in StreamConfig.__annotations__.items() if kind == "int" and name != "seed")
+GATES = {"silu": silu, "sigmoid": sigmoid}  # output_gate_type
 ATTENDING = ("full_attention", "indexed_attention", "deepseek_sparse_attention", "hybrid_indexed")  # files differ
 STREAM_PARTS = ("attn_hyper_connection.", "mlp_hyper_connection.", "hyper_connection_mixer.", "ple.")
 
@@ -402,19 +399,19 @@ def stream_config(found: dict[str, Any], file: Path, names: Iterable[str]) -> St
         found = found | {"layer_types": ["full_attention" if kind in ATTENDING else kind for kind in kinds]}
     config = hybrid_config(found | {"mtp_num_hidden_layers": 0}, file, names, sparse=True)
     found = {"ple_embed_dim": config.hidden_size, "output_gate_type": found.get("hidden_act", "silu")} | found
-    sizes: dict[str, Any] = {name: checked_whole(f"{file}: {name}", found.get(name), 1) for name in POSITIVE}
-    sizes["seed"] = checked_whole(f"{file}: seed", found["seed"], 0)
-    ids, gate = found.get("ple_layer_ids") or [], found["output_gate_type"]
+    sizes: dict[str, Any] = {name: checked_whole(f"{file}: {name}", found.get(name), int(name != "seed"))
+                             for name, kind in StreamConfig.__annotations__.items() if kind == "int"}
+    ids = found.get("ple_layer_ids") or []
     if not isinstance(ids, list) or not all(isinstance(i, int) and 1 <= i <= config.num_hidden_layers for i in ids):
         raise InputError(f"{file}: ple_layer_ids = {brief(repr(ids), 80)} can't be: it counts layers from 1")
-    if gate not in GATES:
-        raise InputError(f"{file}: {qwen3.unsupported('output_gate_type', gate, *GATES)}")
+    for key, *only in (("output_gate_type", *GATES), ("indexer_kv_heads", 1)):
+        if found.get(key, 1) not in only:
+            raise InputError(f"{file}: {qwen3.unsupported(key, found[key], *only)}")
     if ids and not config.eos_token_ids:
         raise InputError(f"{file}: an n-gram table needs eos_token_id")
-    if found.get("indexer_kv_heads", 1) != 1:
-        raise InputError(f"{file}: {qwen3.unsupported('indexer_kv_heads', found['indexer_kv_heads'], 1)}")
     config = StreamConfig(**asdict(config) | {"norm_topk_prob": bool(found["norm_topk_prob"])}, **sizes,
-                          output_gate_type=gate, ple_layers=tuple(i - 1 for i in sorted({*ids})))
+                          output_gate_type=found["output_gate_type"],
+                          ple_layers=tuple(i - 1 for i in sorted({*ids})))
     if config.hc_count < 2 or config.indexer_budget % config.indexer_compress_ratio \
             or ids and (not config.ngram_heads or config.ple_embed_dim % config.ngram_heads) \
             or config.rope_dim > config.indexer_head_dim:
@@ -453,15 +450,18 @@ def tensor_shapes(config: StreamConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def table_of(source: Source, config: StreamConfig, table: int, layer: int) -> Table:
-    """The n-gram table of a layer. Raises InputError for one in another form than that of Qwen's file in bf16."""
-    start = f"model.layers.{layer}.ple.ple_embedding."
-    parts = [tensor for name, tensor in source.tensors.items() if name.startswith(start)]  # in the order of shapes
-    if not all(isinstance(part, Tensor) for part in parts):
-        raise InputError(f"{source.path}: the n-gram table is read in bf16, float16 or float32 only")
-    sizes = np.array(head_sizes(config, table), np.int64).reshape(-1, config.heads_per_ngram)
-    return Table(parts, Hash(config.eos_token_ids[0], np.array(multipliers(config, table), np.int64), sizes,
-                             sizes.cumsum().reshape(sizes.shape) - sizes))
+def tables_of(source: Source) -> dict[int, Table]:
+    """The n-gram tables by their layers. Raises InputError for one in another form than that of Qwen's file in bf16."""
+    found, config = dict[int, Table](), source.config  # type: Any, Any
+    for i, layer in enumerate(config.ple_layers):
+        start, factors = f"model.layers.{layer}.ple.ple_embedding.", np.array(multipliers(config, i), np.int64)
+        parts = [tensor for name, tensor in source.tensors.items() if name.startswith(start)]  # in the order of shapes
+        if not all(isinstance(part, Tensor) for part in parts):
+            raise InputError(f"{source.path}: the n-gram table is read in bf16, float16 or float32 only")
+        sizes = np.array(head_sizes(config, i), np.int64).reshape(-1, config.heads_per_ngram)
+        offsets = sizes.cumsum().reshape(sizes.shape) - sizes
+        found[layer] = Table(parts, Hash(config.eos_token_ids[0], factors, sizes, offsets))
+    return found
 
 
 def load_weights(source: Source) -> dict[str, Any]:
@@ -483,8 +483,7 @@ def load_weights(source: Source) -> dict[str, Any]:
                     place[name] = place[name].reshape(config.hc_count, -1)
             elif name.endswith("conv1d"):
                 place[name] = place[name].reshape(len(place[name]), -1)
-    return weights | {"tables": {layer: table_of(source, config, i, layer)
-                                 for i, layer in enumerate(config.ple_layers)}}
+    return weights | {"tables": tables_of(source)}
 
 
 FLASH = ModelType(stream_config, tensor_shapes, SPARSE.defaults | {
@@ -492,7 +491,8 @@ FLASH = ModelType(stream_config, tensor_shapes, SPARSE.defaults | {
     "hc_lowrank": 320, "ple_conv_kernel_size": 4, "ngram_size": 3, "heads_per_ngram": 8, "seed": 1234,
     "ngram_vocab_size_base": 20_000_000, "make_ngram_vocab_size_divisible_by": 128, "split_ngram_parts": 512},
     ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"), Engine(load_weights, StreamCache, run_pass),
-    names={"model.language_model.": "model."}, tower=("model.visual.",), fast="", layer=decoder_layer)
+    names={"model.language_model.": "model."}, tower=("model.visual.",), fast="qwen3_lib.kernels.flash",
+    layer=decoder_layer)
 MODEL_TYPES = {"qwen4_exp_text": FLASH, "qwen4_exp": replace(FLASH, text=("text_config",))}
 
 

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import qwen3
-from configs import BASE, CASES, HYBRID, HYBRID_MOE, NEXT, ROOT
+from configs import BASE, CASES, FLASH, HYBRID, HYBRID_MOE, NEXT, ROOT
 from helpers import logits_of, random_ids, with_tensors
 from make_random_model import make_random_model
 from packed import load_model
@@ -26,7 +26,11 @@ SHAPES = {"group of 2": BASE, "group of 5, head_dim 24": CASES["group of 5, head
               "num_key_value_heads": 1, "head_dim": 96},
           "experts": MOE | {"hidden_size": 96, "moe_intermediate_size": 72, "mlp_only_layers": [1], "num_experts": 9},
           "hybrid": HYBRID | {"linear_num_value_heads": 6}, "hybrid mixture": HYBRID_MOE,
-          "hybrid of Qwen3-Next": NEXT | {"mlp_only_layers": [1]}}
+          "hybrid of Qwen3-Next": NEXT | {"mlp_only_layers": [1]},
+          "hybrid of streams": FLASH,
+          "hybrid of streams, blocks of the cache": FLASH | {
+              "indexer_budget": 270, "indexer_compress_ratio": 3, "num_attention_heads": 4, "num_key_value_heads": 2,
+              "hc_count": 3, "ple_layer_ids": [1, 3], "indexer_n_heads": 10, "indexer_head_dim": 24}}
 N = 530  # tokens: three blocks of the attention
 
 

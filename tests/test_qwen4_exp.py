@@ -14,10 +14,10 @@ from helpers import (assert_like, assert_one_line, edit_json, logits_of, message
 from make_random_model import make_random_model
 from published import tensors_of, write_tensors
 from qwen3_lib.app import arguments
-from qwen3_lib.app.cli import main
 from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
 from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
+from qwen3_lib.kernels.kind import kind_for
 
 make = partial(make_random_model, dtype="float32")
 TWO_TABLES = {"ple_layer_ids": [1, 3], "ngram_size": 2, "heads_per_ngram": 6, "ple_conv_kernel_size": 3}
@@ -25,9 +25,27 @@ WIDE = {"hc_count": 3, "indexer_n_heads": 10, "indexer_head_dim": 24, "indexer_b
         "output_gate_type": "silu", "num_hidden_layers": 6, "linear_num_value_heads": 6}
 
 
+def fast_model(path):
+    """By the fast engine, with the digits of NumPy's."""
+    return pytest.importorskip("qwen3_numba").load_model(path, kv_dtype="f32", activations="f32")
+
+
+ENGINES = {"NumPy": qwen3.load_model, "fast": fast_model}
+
+
 @pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return qwen3.load_model(make(FLASH | {"vocab_size": VOCABULARY}, tmp_path_factory.mktemp("flash")))
+def path(tmp_path_factory):
+    return make(FLASH | {"vocab_size": VOCABULARY}, tmp_path_factory.mktemp("flash"))
+
+
+@pytest.fixture(scope="module")
+def plain(path):
+    return qwen3.load_model(path)
+
+
+@pytest.fixture(scope="module", params=ENGINES)
+def model(path, request):
+    return ENGINES[request.param](path)
 
 
 def prompt(n, seed=0):
@@ -48,9 +66,9 @@ def test_the_published_constants_of_the_hash():
     assert qwen4_exp.head_sizes(config, 1)[0] > 20000171
 
 
-def test_rows_of_n_grams(model):
+def test_rows_of_n_grams(plain):
     """Token by token, with whole numbers of any size; ids before an end of text, and before the text, don't count."""
-    by, ids = model.weights["tables"][1].by, prompt(60)
+    by, ids = plain.weights["tables"][1].by, prompt(60)
     ids[20:23] = [7, 7, 3]
     found = qwen4_exp.ngram_rows(np.array([], int), np.array(ids), by)
     for p in range(len(ids)):
@@ -78,8 +96,8 @@ def test_the_table_stays_in_the_file(dtype, tmp_path):
     assert np.array_equal(table.take(rows), whole[rows].reshape(2, -1))
 
 
-def test_the_choice_of_positions(model):
-    config = model.config  # two blocks of 4
+def test_the_choice_of_positions(plain):
+    config = plain.config  # two blocks of 4
     scores = np.array([0.5, 2, 0, 2, 2], np.float32)
     assert qwen4_exp.chosen_positions(scores, 22, config).tolist() == [4, 5, 6, 7, 12, 13, 14, 15, 20, 21]
     assert qwen4_exp.chosen_positions(scores[:2], 8, config).tolist() == [*range(8)]
@@ -164,6 +182,29 @@ def test_alone_and_in_company(model):
                                                        eos_token_ids=()))
 
 
+def restored(model, ids, **changes):
+    """A new cache with the arrays of another one, some of which are changed."""
+    cache, other = (model.engine.new_cache(model.config) for _ in range(2))
+    qwen3.forward(model, ids, cache)
+    arrays = cache.arrays()
+    other.restore(arrays | {name: change(arrays[name]) for name, change in changes.items()})
+    return other
+
+
+@pytest.mark.parametrize("name", ["index", "blocks", "ngram", "history", "state", "late"])
+@pytest.mark.parametrize("change", [
+    lambda array: array[:0], lambda array: array[:, :0], lambda array: array[..., :0], lambda array: array[0],
+    lambda array: array.astype(np.float16), lambda array: np.concatenate([array, array], axis=-2)],
+    ids=["none", "no rows", "no columns", "fewer axes", "float16", "more rows"])
+def test_arrays_of_another_shape_are_refused(name, change, model):
+    """A kernel would write beyond them."""
+    ids = prompt(30)
+    if (before := restored(model, ids).arrays()[name]).shape == change(before).shape and \
+            change(before).dtype == before.dtype:
+        return  # nothing to be seen
+    assert_one_line(message_of(restored, model, ids, **{name: change}), "another cache")
+
+
 # ---- Refusals --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("key, value, words", [
@@ -179,15 +220,12 @@ def test_sizes_that_cannot_be(key, value, words, tmp_path):
     assert_one_line(message_of(qwen3.load_model, path), "config.json", words)
 
 
-def test_the_fast_engine_refuses_it(tmp_path):
-    fast = pytest.importorskip("qwen3_numba")
-    path = make(FLASH, tmp_path)
-    assert_one_line(message_of(fast.load_model, path), "the fast engine can't compute a Qwen4ExpForCausalLM yet")
-    assert main(["--fast", "--model", str(path), "Hello"]) == 1
-
-
-def test_large_models_take_numpy_unless_the_fast_engine_is_asked_for(tmp_path, monkeypatch):
+def test_a_type_that_the_fast_engine_lacks(tmp_path, monkeypatch):
+    """It refuses one in a line; and a large model takes NumPy, unless the fast engine is asked for."""
+    pytest.importorskip("qwen3_numba")
     source = qwen3.load_model(make(FLASH, tmp_path)).source
+    source = qwen3.replace(source, kind=qwen3.replace(source.kind, fast=""))
+    assert_one_line(message_of(kind_for, source.kind), "the fast engine can't compute a Qwen4ExpForCausalLM yet")
     monkeypatch.setattr(arguments, "LARGE", 0)
     options = SimpleNamespace(fast=None, **dict.fromkeys(arguments.ENGINE_OPTIONS))
     assert arguments.engine_of(options, source) == qwen3.Engine()
@@ -233,9 +271,10 @@ def test_transformers_in_float64(changes, tmp_path, monkeypatch):
     monkeypatch.setattr(qwen4_exp, "chosen_positions", without_ties)
     path, ids = make(FLASH | changes, tmp_path), prompt(100)
     expected = transformers_logits(path, ids)
-    model = qwen3.load_model(path)
-    cache, pieces = model.engine.new_cache(model.config), model.engine.new_cache(model.config)
-    for logits in (logits_of(model, ids), np.array([qwen3.forward(model, [i], cache) for i in ids]),
-                   np.concatenate([qwen3.forward(model, ids[i:i + 7], pieces, all_logits=True)
-                                   for i in range(0, 100, 7)])):
-        assert_like(logits, expected)
+    for load in ENGINES.values():
+        model = load(path)
+        cache, pieces = model.engine.new_cache(model.config), model.engine.new_cache(model.config)
+        for logits in (logits_of(model, ids), np.array([qwen3.forward(model, [i], cache) for i in ids]),
+                       np.concatenate([qwen3.forward(model, ids[i:i + 7], pieces, all_logits=True)
+                                       for i in range(0, 100, 7)])):
+            assert_like(logits, expected)

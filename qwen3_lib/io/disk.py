@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from qwen3 import Config, Tensor
-from qwen3_lib.io.tensors import EMBEDDING
+from qwen3_lib.io.tensors import BY_ROWS, EMBEDDING
 
 SPARE = 2**28  # bytes, beside an eighth of the memory, that experts don't take
 
@@ -66,7 +66,8 @@ def in_gigabytes(n: int) -> str:
 
 def from_disk(config: Config, tensors: Mapping[str, Any], memory: int) -> FromDisk | None:
     """What doesn't fit, if the weights of a mixture are mapped and more than nine tenths of this memory."""
-    sizes = {name: tensor.data.nbytes for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    sizes = {name: tensor.data.nbytes for name, tensor in tensors.items()
+             if isinstance(tensor, Tensor) and BY_ROWS not in name}
     weights = sum(sizes.values())
     if not config.sparse_layers or not weights > 0.9 * memory > 0:
         return None
@@ -77,4 +78,4 @@ def from_disk(config: Config, tensors: Mapping[str, Any], memory: int) -> FromDi
 
 def stays(name: str, tensors: Mapping[str, Any]) -> bool:
     """Whether each token reads all of a tensor. Of an embedding that isn't the head, it reads one row."""
-    return ".experts." not in name and (name != EMBEDDING or "lm_head.weight" not in tensors)
+    return ".experts." not in name and BY_ROWS not in name and (name != EMBEDDING or "lm_head.weight" not in tensors)

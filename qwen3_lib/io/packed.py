@@ -14,6 +14,7 @@ from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.io.gguf_file import gguf_json
 from qwen3_lib.io.gguf_head import is_gguf
 from qwen3_lib.io.hub import tokenizer_files
+from qwen3_lib.io.tensors import BY_ROWS, EMBEDDING
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 from qwen3_lib.io.writing import checksum, write_folder, write_safetensors
 
@@ -22,7 +23,8 @@ TOWER_FILE = "tower.safetensors"  # a tower's tensors as they were; U16 is bfloa
 VERSION = "5"  # of the packed formats, see qwen3_lib/kernels/layout.py
 MODEL_FILES = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                "chat_template.jinja", *VECTOR_FILES)
-Expected = Callable[[str, tuple[int, ...], str], tuple[str, tuple[int, ...]]]
+BY_ROWS_DTYPES = {"F16": np.dtype("<f2"), "U16": np.dtype("<u2")}  # of an n-gram table; U16 is bfloat16
+Expected = Callable[[str, tuple[int, ...], str], tuple[tuple[str, ...], tuple[int, ...]]]
 
 
 def quantized_file(folder: Path) -> tuple[str, Path] | None:
@@ -41,15 +43,17 @@ class Saved(NamedTuple):
     def check(self, name: str, tensor: Tensor) -> None:
         """Raises InputError if a tensor's bytes have changed.
 
-        Experts, which come into memory when they are chosen, aren't read for it.
+        Experts and n-gram tables, which come into memory when they are chosen, aren't read for it.
         """
-        if self.sums and ".experts." not in name and self.sums.get(name) != checksum([tensor.data]):
+        later = ".experts." in name or BY_ROWS in name
+        if self.sums and not later and self.sums.get(name) != checksum([tensor.data]):
             raise InputError(f"{self.file}: damaged: the checksum of {name} differs; quantize the model anew")
 
 
 def saved_tensors(format: str, file: Path) -> tuple[dict[str, Tensor], Saved]:
     """The tensors in a file of save_quantized. Raises InputError for another version's, and for a damaged one."""
-    stored = map_safetensors(file, {"U8": np.dtype("u1"), "F32": np.dtype("<f4")})
+    stored = {name: tensor._replace(dtype=tensor.dtype.replace("U16", "BF16")) for name, tensor in map_safetensors(
+        file, {"U8": np.dtype("u1"), "F32": np.dtype("<f4")} | BY_ROWS_DTYPES).items()}
     with safetensors.safe_open(file, framework="numpy") as opened:
         about = opened.metadata() or {}
     if (about.get("format"), about.get("version")) != (format, VERSION):
@@ -57,7 +61,7 @@ def saved_tensors(format: str, file: Path) -> tuple[dict[str, Tensor], Saved]:
     sizes, sums = (parse_json(about.get(key, "{}"), str(file)) for key in ("sizes", "crc32"))
     if not isinstance(sizes, dict) or not isinstance(sums, dict):
         raise InputError(f"{file}: damaged; quantize the model anew")
-    if "model.norm.weight" not in stored:  # with the names of an embedding model's own file
+    if EMBEDDING not in stored:  # with the names of an embedding model's own file
         sizes, sums = ({f"model.{name}": value for name, value in each.items()} for each in (sizes, sums))
     return stored, Saved(format, file, sizes, sums)
 
@@ -70,12 +74,17 @@ def saved_tower(folder: Path) -> dict[str, Tensor]:
 
 
 def checked_saved(source: Source, shapes: dict[str, tuple[int, ...]], expected: Expected) -> dict[str, Tensor]:
-    """The tensors. Raises InputError unless each has the dtype and shape that expected(name, shape, format) gives."""
+    """The tensors. Raises InputError unless each has a dtype and the shape of those that expected(name, shape, format)
+    gives."""
     saved, shapes = source.saved, dict(shapes)
     if "lm_head.weight" not in source.tensors and (source.config.tie_word_embeddings or source.embeds):
         del shapes["lm_head.weight"]
-    wanted = {name: (list(shape), *expected(name, shape, saved.format)) for name, shape in shapes.items()}
-    if wanted != {name: (saved.sizes.get(name), tensor.dtype, tensor.shape) for name, tensor in source.tensors.items()}:
+
+    def fits(name: str, tensor: Tensor) -> bool:
+        dtypes, shape = expected(name, shapes[name], saved.format)
+        return saved.sizes.get(name) == [*shapes[name]] and tensor.dtype in dtypes and tensor.shape == shape
+
+    if source.tensors.keys() != shapes.keys() or not all(fits(*each) for each in source.tensors.items()):
         raise InputError(f"{source.path}: the quantized weights don't fit config.json; quantize the model anew")
     return source.tensors
 

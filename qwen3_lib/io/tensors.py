@@ -18,6 +18,7 @@ PACKED_DTYPES: dict[str, np.dtype[Any]] = DTYPES | {
     "I32": np.dtype("<i4"), "I64": np.dtype("<i8"), "U32": np.dtype("<u4")}
 
 EMBEDDING = "model.embed_tokens.weight"
+BY_ROWS = "ngram_embedding"  # in the names of an n-gram table's parts: they stay in their files, a token reads few rows
 ROWS_AT_ONCE = 32  # rows of a matrix are unpacked in multiples of this number: words hold 16 or fewer of them
 
 

@@ -127,7 +127,8 @@ def product_kind(form: int) -> str:
 
 # The kernels that numba compiles, file.function: a process and an object file for each group, so that two cores work on
 # the first answer, and LLVM optimizes once what a group's kernels share. Any other kernel is a group by itself.
-COMPILED_TOGETHER = (("layers.project_heads", "layers.finish_dense", "layers.output_logits"),)
+COMPILED_TOGETHER = (("layers.project_heads", "layers.finish_dense", "layers.output_logits"),
+                     ("streams.read_mixed", "streams.finish_streams", "streams.output_streams"))
 
 
 def compiled_with(kernel: str) -> tuple[str, ...]:

@@ -211,6 +211,10 @@ def run_head(run, sequence, number, layer, head, job, own):
     learn(qkv[sure:stop], ba_start, new[head], copy, sure, number, head, job, own)
     for row in range(first, stop):
         target, gate = h[row, head * dv:(head + 1) * dv], qkv[row, z + head * dv:z + (head + 1) * dv]
+        if sizes.sigmoid:
+            for j in range(dv):
+                target[j] *= sigmoid(gate[j])
+            continue
         silu_times(gate, target)
         for j in range(dv):
             target[j] = gate[j]

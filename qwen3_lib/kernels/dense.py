@@ -13,10 +13,21 @@ def attending(vectors: dict[str, np.ndarray], config: Any) -> dict[str, np.ndarr
     """Each layer attends, and has no state."""
     places = np.full(config.num_hidden_layers, -1, PLACE)
     places["attention"] = np.arange(config.num_hidden_layers)
-    return {"places": places} | dict.fromkeys(("delta_sizes", "conv", "rates", "delta_norms"), np.empty(0))
+    return {"places": places} | dict.fromkeys(("delta_sizes", "conv", "rates", "delta_norms"), np.empty(0)) | NO_STREAMS
+
+
+# Of models without streams: fields of Layers, and of NewTokens.
+NO_STREAMS = dict.fromkeys(("indexing", "reading", "stream_norms", "index_norms", "ngrams", "ngram_norms",
+                            "ngram_conv"), np.empty(0))
+NO_NEW_STREAMS = dict.fromkeys(("streams", "which", "last", "found", "indices", "whole", "whole_cos", "whole_sin",
+                                "scores"), np.empty(0))
+
+
+def no_states(weights: Any, caches: list[Any], counts: np.ndarray, new: Any) -> dict[str, np.ndarray]:
+    """No states."""
+    return {"runs": np.empty(0, RUN), "states": np.empty((0, 0, 2), STATE)} | NO_NEW_STREAMS
 
 
 KIND = Kind(mixers=("layers.project_heads", "layers.attend_heads"), matrices=lambda config, layer: LINEAR,
-            fields=attending, widths=lambda config: Widths(), cache=lambda plain: plain,
-            tables=lambda caches, counts: (np.empty(0, RUN), np.empty((0, 0, 2), STATE)))
+            fields=attending, widths=lambda config: Widths(), cache=lambda plain: plain, new=no_states)
 DENSE_STEPS = (*KIND.mixers, "layers.finish_dense", "layers.output_logits")  # of a model without experts

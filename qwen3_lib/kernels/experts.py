@@ -21,7 +21,10 @@ def finish_sparse(record, rank, layer):
     crew, job = crew_of(record, rank), fields.table(record)
     add_projected(crew, fields.matrices(job)[layer, OUT], fields.h(job), fields.packed(job), job)
     wait(crew)
-    if fields.routers(job)[layer].rows > 0:
+    router, form = fields.routers(job)[layer], fields.forms(job)[layer, 1].greatest
+    if router.rows > 0:
+        normalize(crew, fields.norms(job)[layer, 1], router.form, form if form_is_packed(form) else router.form, job)
+        wait(crew)
         moe(crew, layer, job)
     else:
         swiglu(crew, layer, job)
@@ -29,7 +32,7 @@ def finish_sparse(record, rank, layer):
 
 @compiled
 def moe(crew, layer, job):
-    """The namesake of qwen3.moe with the norm before it, added to x. Of the experts, only chosen ones are read.
+    """The namesake of qwen3.moe, of h, added to x. Of the experts, only chosen ones are read.
 
     A pair's result depends on its token and its expert, and a token adds its pairs in the order of its own
     probabilities: the other tokens change where a pair lies, and nothing else.
@@ -41,9 +44,6 @@ def moe(crew, layer, job):
     gate, up, gate_packed = fields.gate(job), fields.up(job), fields.gate_packed(job)
     gathered, gathered_packed = fields.gathered(job), fields.gathered_packed(job)
     hidden = x.shape[1]
-    normalize(crew, fields.norms(job)[layer, 1], router.form,
-              forms.greatest if form_is_packed(forms.greatest) else router.form, job)
-    wait(crew)
     project(crew, router, h, packed, logits, np.int64(0), job)
     wait(crew)
     for t in items(len(x), crew):

@@ -42,8 +42,8 @@ def state_fields(vectors: dict[str, np.ndarray], config: Any) -> dict[str, np.nd
     rates = np.array([all_of("A_log"), all_of("dt_bias")], np.float32).swapaxes(0, 1).copy()
     rates[:, 0] = np.exp(rates[:, 0])
     sizes = np.array([(config.linear_num_key_heads, config.linear_key_head_dim, config.linear_num_value_heads,
-                       config.linear_value_head_dim)], DELTA_SIZES)
-    return {"places": places, "delta_sizes": sizes, "conv": conv, "rates": rates,
+                       config.linear_value_head_dim, 0)], DELTA_SIZES)
+    return dense.NO_STREAMS | {"places": places, "delta_sizes": sizes, "conv": conv, "rates": rates,
             "delta_norms": np.array(all_of("norm.weight"), np.float32)}
 
 
@@ -106,13 +106,13 @@ class Vocabulary:
         return int(self.panels[row // PANEL]) * PANEL + row % PANEL if row // PANEL < len(self.panels) else row
 
 
-def state_tables(caches: list[Any], counts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def state_tables(weights: Any, caches: list[Any], counts: np.ndarray, new: Any) -> dict[str, np.ndarray]:
     """`runs` and `states` of NewTokens in layout.py, with new arrays for the states after the pass.
 
     counts [n_sequences]: the new tokens of each.
     """
     if not hasattr(caches[0], "snapshots"):  # of an MTP head
-        return dense.KIND.tables(caches, counts)
+        return dense.no_states(weights, caches, counts, new)
     ends, runs, states = np.cumsum(counts).tolist(), [], []
     for cache, n, end in zip(caches, counts.tolist(), ends):
         guesses, before = cache.unsure(n), cache.snapshots[-1].states
@@ -120,7 +120,8 @@ def state_tables(caches: list[Any], counts: np.ndarray) -> tuple[np.ndarray, np.
         pairs = [(before[layer], new) for layer, new in cache.new.items()]
         runs.append((end - n, end, len(pairs[0][0].late) if pairs else 0, guesses))
         states.append([[tuple(array.ctypes.data for array in state) for state in pair] for pair in pairs])
-    return np.array(runs, RUN), np.array(states, STATE).reshape(len(caches), -1, 2)
+    return dense.NO_NEW_STREAMS | {"runs": np.array(runs, RUN),
+                                   "states": np.array(states, STATE).reshape(len(caches), -1, 2)}
 
 
 def widths(config: HybridConfig) -> Widths:
@@ -143,4 +144,4 @@ def with_states(plain: type[Any]) -> type[Any]:
 
 KIND = Kind(mixers=(*dense.KIND.mixers, "delta.mix_states"),
             matrices=lambda config, layer: DELTA if layer in config.linear_layers else LINEAR,  # type: ignore[attr-defined]
-            fields=state_fields, widths=widths, cache=with_states, tables=state_tables, joined=JOINED, norm_offset=1.0)
+            fields=state_fields, widths=widths, cache=with_states, new=state_tables, joined=JOINED, norm_offset=1.0)

@@ -1,13 +1,14 @@
 """What the fast engine has for the layers of a model type: a row, in a file of its own that ModelType.fast names."""
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from qwen3 import Config, InputError, ModelType
+from qwen3 import Config, InputError, ModelType, Source
 
 
 class Widths(NamedTuple):
@@ -17,6 +18,9 @@ class Widths(NamedTuple):
     own: int = 0  # what a thread works in
     shared: int = 0  # the width inside an expert for all tokens
     fused: int = 0  # what an MTP head's fc is multiplied with
+    streams: int = 0  # how many there are in place of one
+    index: tuple[int, int] = (0, 0)  # index queries of a token, and their size
+    blocks: int = 0  # how many a token chooses
 
 
 class Kind(NamedTuple):
@@ -26,9 +30,16 @@ class Kind(NamedTuple):
     fields: Callable[[dict[str, np.ndarray], Any], dict[str, np.ndarray]]  # fields of Layers, from vectors and config
     widths: Callable[[Any], Widths]
     cache: Callable[[type[Any]], type[Any]]  # the class of caches, from a class of plain ones
-    tables: Callable[[list[Any], np.ndarray], tuple[np.ndarray, np.ndarray]]  # `runs` and `states` of NewTokens
+    new: Callable[..., dict[str, np.ndarray]]  # fields of NewTokens: from Weights, caches, new tokens of each, Pass
     joined: tuple[tuple[str, str, str], ...] = ()  # two matrices that are one here, the second one below the first
     norm_offset: float = 0.0  # what the files' norms lack: 1 where they hold the distance from 1
+    finish: str = ""  # the kernel with the MLP; by default that of a dense layer, or of a mixture
+    last: str = "layers.output_logits"  # the kernel at the model's end
+    # Further matrices by name: the field of Layers, and the index there.
+    more: Callable[[Config], dict[str, tuple[str, tuple[int, ...]]]] = lambda config: {}
+    seen: Callable[[Config], int] = lambda config: sys.maxsize  # up to so many positions, a token sees all
+    normed: bool = False  # whether x is past the last norm after a pass
+    tables: Callable[[Source], Any] = lambda source: None  # of n-grams, which stay in their files
 
 
 def kind_for(model_type: ModelType) -> Kind:
@@ -41,5 +52,5 @@ def kind_for(model_type: ModelType) -> Kind:
 
 def steps_of(kind: Kind, config: Config) -> tuple[str, ...]:
     """The kernels that run a model: those of each layer, then the one at the model's end."""
-    return (*kind.mixers, "experts.finish_sparse" if config.sparse_layers else "layers.finish_dense",
-            "layers.output_logits")
+    finish = kind.finish or ("experts.finish_sparse" if config.sparse_layers else "layers.finish_dense")
+    return *kind.mixers, finish, kind.last

@@ -373,11 +373,10 @@ def attention(crew, layer, job):
 
     A task of one block gives the same as the same block of a task of many: threads never change the order of sums.
     """
-    queries, tasks, tiles, partials = fields.queries(job), fields.tasks(job), fields.tiles(job), fields.partials(job)
-    products, h, own = fields.products(job), fields.h(job), fields.own(job)[crew.rank]
-    form = fields.cache_rows(job)[0].form
-    n_kv_heads, n_tasks, m, width = len(queries), len(tasks), len(h), queries.shape[2]
-    group, head_dim = queries.shape[1] // m, fields.head_norms(job).shape[2]
+    queries, tasks, partials = fields.queries(job), fields.tasks(job), fields.partials(job)
+    products, own, form = fields.products(job), fields.own(job)[crew.rank], fields.cache_rows(job)[0].form
+    n_kv_heads, n_tasks, m = len(queries), len(tasks), len(fields.h(job))
+    group = queries.shape[1] // m
     for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew):
         for item in range(first, end):  # a head's blocks in a row: the next one is fetched meanwhile
             head, i = item // n_tasks, item % n_tasks
@@ -386,6 +385,15 @@ def attention(crew, layer, job):
             keys, values = cached_rows(job, task.sequence, layer, head, n_kv_heads)
             attend_blocks(products, task, q, group, keys, values, form, partials[i, head, :len(q)], own)
     wait(crew)
+    join_tasks(crew, job)
+
+
+@compiled
+def join_tasks(crew, job):
+    """The results of tasks, joined and divided by the sums of their weights -> h."""
+    tasks, tiles, partials, h = fields.tasks(job), fields.tiles(job), fields.partials(job), fields.h(job)
+    queries, head_dim = fields.queries(job), fields.head_norms(job).shape[2]
+    n_kv_heads, group, width = len(queries), queries.shape[1] // len(h), queries.shape[2]
     for item in items(len(tiles) * n_kv_heads, crew):
         i, head = item // n_kv_heads, item % n_kv_heads
         first, end = tiles[i].first, tiles[i].end
@@ -409,14 +417,20 @@ def project_heads(record, rank, layer):
     The threads share the rows of each matrix, or the tokens, and wait for each other.
     """
     crew, job = crew_of(record, rank), fields.table(record)
-    w, forms = fields.matrices(job)[layer], fields.forms(job)[layer, 0]
-    h, packed, qkv = fields.h(job), fields.packed(job), fields.qkv(job)
+    forms = fields.forms(job)[layer, 0]
     normalize(crew, fields.norms(job)[layer, 0], forms.least, forms.greatest, job)
     wait(crew)
+    project_all(crew, fields.matrices(job)[layer], job)
+    wait(crew)
+
+
+@compiled
+def project_all(crew, w, job):
+    """A thread's rows of q, k and v, side by side -> qkv."""
+    h, packed, qkv = fields.h(job), fields.packed(job), fields.qkv(job)
     project(crew, w[Q], h, packed, qkv, np.int64(0), job)
     project(crew, w[K], h, packed, qkv, up_to(w[Q].rows, PANEL), job)
     project(crew, w[V], h, packed, qkv, up_to(w[Q].rows, PANEL) + up_to(w[K].rows, PANEL), job)
-    wait(crew)
 
 
 @compiled
@@ -428,18 +442,25 @@ def attend_heads(record, rank, layer):
     crew, job = crew_of(record, rank), fields.table(record)
     if fields.places(job)[layer].attention < 0:
         return
-    w, h = fields.matrices(job)[layer], fields.h(job)
+    w = fields.matrices(job)[layer]
     place_heads(crew, layer, job, up_to(w[Q].rows, PANEL), up_to(w[Q].rows, PANEL) + up_to(w[K].rows, PANEL))
     wait(crew)
     attention(crew, layer, job)
     wait(crew)
-    out, packed, qkv, head_dim = w[OUT], fields.packed(job), fields.qkv(job), fields.head_norms(job).shape[2]
+    gate_heads(crew, w, job)
+    wait(crew)
+
+
+@compiled
+def gate_heads(crew, w, job):
+    """The gates of heads, where they have some; then h is ready for the output's matrix."""
+    out, h, packed, qkv = w[OUT], fields.h(job), fields.packed(job), fields.qkv(job)
+    head_dim = fields.head_norms(job).shape[2]
     for t in items(len(h), crew):
         if w[Q].rows > out.columns:  # a head's gate follows its query
             for i in range(out.columns):
                 h[t, i] *= sigmoid(qkv[t, i + (i // head_dim + 1) * head_dim])
         ready(h[t], out.columns, out.form, packed[t], np.int64(0), out.columns)
-    wait(crew)
 
 
 @compiled
@@ -474,9 +495,15 @@ def normalize(crew, norm, least, greatest, job):
     d = x.shape[1]
     for t in items(len(x), crew):
         rms_norm(x[t], norm, eps, h[t])
-        ready(h[t], d, greatest, packed[t], np.int64(0), d)
-        if form_is_packed(greatest) and not form_is_packed(least):
-            ready(h[t], d, least, packed[t], np.int64(0), d)
+        ready_for_both(h[t], d, least, greatest, packed[t])
+
+
+@compiled
+def ready_for_both(x, n, least, greatest, packed):
+    """Makes x float32 [n, or more] the factor of products with weights of these formats."""
+    ready(x, n, greatest, packed, np.int64(0), n)
+    if form_is_packed(greatest) and not form_is_packed(least):
+        ready(x, n, least, packed, np.int64(0), n)
 
 
 @compiled

@@ -150,10 +150,13 @@ FILE_BLOCK = record("mapped", "behind", "file", "start", "length", "into")
 SLOT = record("address", "expert", "used")
 # Whether the weights of the chosen experts are scaled to a sum of 1; whether all tokens go through the last expert.
 ROUTING = record("norm_topk_prob", "shared")
-# Which of the layers with keys and values a layer is, and which of those with a state; or -1.
-PLACE = record("attention", "state")
-# Heads of keys and values of a delta net, and the sizes of a head.
-DELTA_SIZES = record("key_heads", "key_size", "value_heads", "value_size")
+# Which of the layers with keys and values a layer is, which of those with a state, of those with n-grams; or -1.
+PLACE = record("attention", "state", "ngrams")
+# Heads of keys and values of a delta net, the sizes of a head, and whether sigmoid is the output's gate, not silu.
+DELTA_SIZES = record("key_heads", "key_size", "value_heads", "value_size", "sigmoid")
+# Sparse attention: index queries of a token, their size, the most blocks that a token sees, positions of a block; and
+# how many tokens lie between two taps of an n-gram layer's convolution.
+INDEXING = record("heads", "size", "most", "ratio", "step")
 # The sequence of a new token, and its position there.
 ROW = record("sequence", "position")
 # Attention of `n` new tokens of a sequence of the cache, from row `first` of the batch on, to some of its blocks; the
@@ -164,6 +167,10 @@ TILES = record("first", "end")
 # A sequence's cache: the addresses of k and v, uint16 [n_layers, n_kv_heads, capacity, row_size].
 CACHE = record("k", "v", "capacity")
 CACHE_ROWS = record("form", "size")  # of all caches
+# The index of a sequence's cache: the addresses of the raw index keys, float32 [n_layers, capacity, size], and of those
+# of whole blocks, float32 [n_layers, n_blocks, size padded to 32].
+INDEX = record("keys", "blocks", "capacity", "n_blocks")
+WHOLE_BLOCK = record("sequence", "block")  # whose last token is new
 # The rows first to end - 1 of the batch belong to a sequence; so many tokens its state hasn't learned yet, before the
 # pass and after it.
 RUN = record("first", "end", "late", "late_after")
@@ -202,6 +209,13 @@ class Layers(NamedTuple):
     conv: of(np.float32, 3)  # [layers with a state, taps, channels], the oldest tap first
     rates: of(np.float32, 3)  # [layers with a state, exp(A_log) and dt_bias, heads of values]
     delta_norms: of(np.float32, 2)  # [layers with a state, size of a head of values]
+    indexing: of(INDEXING, 1)  # [1], or [0]: of models with streams, as all that follows
+    reading: of(WEIGHT, 3)  # [n_layers + 1, 2, 2]: of the streams, down and up, before the mixer and before the MLP
+    stream_norms: of(np.float32, 4)  # [n_layers + 1, 2, streams, hidden_size]
+    index_norms: of(np.float32, 3)  # [layers that attend, 2, index size], of queries and of blocks
+    ngrams: of(WEIGHT, 2)  # [n-gram layers, 2]: the matrices of keys and of values
+    ngram_norms: of(np.float32, 4)  # [n-gram layers, 3, streams, hidden_size]: of keys, queries, and the convolution
+    ngram_conv: of(np.float32, 3)  # [n-gram layers, taps, streams * hidden_size], the oldest tap first
 
 
 class NewTokens(NamedTuple):
@@ -217,7 +231,16 @@ class NewTokens(NamedTuple):
     caches: of(CACHE, 1)  # [n_sequences]
     cache_rows: of(CACHE_ROWS, 1)  # [1]
     runs: of(RUN, 1)  # [n_sequences], or [0]
-    states: of(STATE, 3)  # [n_sequences, layers with a state, 2]: before the pass and after it
+    states: of(STATE, 3)  # [n_sequences, layers with a state, 2]: before the pass and after it; then the n-gram layers
+    streams: of(np.float32, 2)  # [m, streams * hidden_size], in place of x, which is what a layer adds; or [0]
+    which: of(np.int64, 1)  # [m], all rows of x
+    last: of(np.int64, 1)  # the rows of streams that are read after the last layer
+    found: of(np.float32, 3)  # [n-gram layers, m, numbers of the table for a token]
+    indices: of(INDEX, 1)  # [n_sequences]
+    whole: of(WHOLE_BLOCK, 1)
+    whole_cos: of(np.float32, 2)  # [whole blocks, rope_dim / 2]
+    whole_sin: of(np.float32, 2)
+    scores: of(np.float32, 2)  # [n_threads, ...]: of a thread's token, for each block
 
 
 class Space(NamedTuple):
@@ -239,6 +262,10 @@ class Space(NamedTuple):
     chosen: of(np.int64, 2)  # [m, k], the experts of a token, then the rows of its pairs
     shares: of(np.float32, 2)  # [m, k], the weights of these experts
     starts: of(np.int64, 1)  # [num_experts + 2]: an expert e has the pairs from starts[e] to starts[e + 1]
+    writing: of(np.float32, 2)  # [m, streams]: the weights of what a layer adds
+    index_queries: of(np.float32, 2)  # [m * index heads, size padded to 32]
+    chosen_blocks: of(np.int64, 2)  # [m, most blocks], in order; of tokens that see more blocks than these
+    copied: of(np.uint16, 2)  # [n_threads, ...]: rows of keys and values that a token has chosen
 
 
 def address_table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:

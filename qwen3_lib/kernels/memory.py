@@ -11,7 +11,7 @@ import numpy as np
 
 from qwen3 import Config
 from qwen3_lib.kernels.kind import Kind
-from qwen3_lib.kernels.layout import APART, PANEL, Space, own_space, padded, vector_size
+from qwen3_lib.kernels.layout import APART, BLOCK, PANEL, Space, own_space, padded, vector_size
 
 MADV_DONTNEED = 4  # Linux
 empty, zeros = np.empty, np.zeros  # what kernels write to; tests put pages after it that mustn't be touched
@@ -115,4 +115,7 @@ def work_space(kind: Kind, config: Config, n_threads: int, m: int, n_tasks: int,
         partials=floats(n_tasks, n_kv_heads, n_queries, width + 16),
         own=kept[0] if kept else floats(n_threads, n_own),
         gathered=floats(n_pairs, gathered + APART), gathered_packed=empty((n_pairs, vector_size(gathered)), np.uint8),
-        chosen=empty((m, k), np.int64), shares=floats(m, k), starts=empty(n_experts + 2, np.int64))
+        chosen=empty((m, k), np.int64), shares=floats(m, k), starts=empty(n_experts + 2, np.int64),
+        writing=floats(m, more.streams), index_queries=floats(m * more.index[0], padded(more.index[1], 32)),
+        chosen_blocks=empty((m, more.blocks), np.int64),
+        copied=empty((n_threads, 4 * BLOCK * width if more.blocks else 0), np.uint16))

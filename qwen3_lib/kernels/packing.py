@@ -19,7 +19,8 @@ from qwen3_lib.io.errors import InputError
 STORED = {"F64": F32, "F32": F32, "BF16": BF16, "F16": F16}  # by their names in safetensors
 PACKED = {"int8": INT8, "int4": INT4}
 UNPACKED = (".mlp.gate.weight", ".in_proj_ba.weight")  # the router, and a delta net's factors: they keep all digits
-MORE_BITS = {"fc": INT8, "v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5}  # in an int4 model
+MORE_BITS = {"fc": INT8, "v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5,
+             "input_mix_weight_down": INT8, "input_mix_weight_up": INT8}  # in an int4 model
 # By the bits of a published packed matrix: the formats that may hold its very numbers, and the one if none does.
 FORMS_OF_BITS = {2: (Q4_0, Q4_1, INT8), 3: (Q4_1, INT8), 4: (Q4_0, Q4_1, INT8), 5: (Q5_1, INT8), 6: (Q8_1, BF16),
                  8: (INT8, Q8_1, BF16), 16: (BF16,), 32: (F32,)}

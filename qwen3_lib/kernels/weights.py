@@ -18,7 +18,7 @@ from qwen3 import Config, Source, Tensor, to_float32
 from qwen3_5 import MTP_NORMS, mtp_config
 from qwen3_lib.io.disk import available_memory
 from qwen3_lib.io.packed import checked_saved
-from qwen3_lib.io.tensors import AnyTensor
+from qwen3_lib.io.tensors import BY_ROWS, AnyTensor
 from qwen3_lib.kernels.disk import Files, no_slots, with_slots
 from qwen3_lib.kernels.hybrid import Vocabulary
 from qwen3_lib.kernels.kind import Kind, kind_for
@@ -67,6 +67,8 @@ class Weights:
     moved: list[np.ndarray] = field(default_factory=list)  # what it has moved
     moving: Any = field(default_factory=threading.Lock)  # of the thread that moves a layer
     slots: list[Any] = field(default_factory=list)  # the memory of experts that come from the disk, and their files
+    in_files: dict[str, Tensor] = field(default_factory=dict)  # n-gram tables, by the names of their parts
+    tables: Any = None  # of these
 
     @cached_property
     def table(self) -> np.ndarray:
@@ -75,7 +77,7 @@ class Weights:
     @cached_property
     def formats(self) -> tuple[int, ...]:
         """Of the matrices that all tokens of a pass are multiplied with."""
-        return formats_in(self.layers.matrices, self.layers.routers)
+        return formats_in(self.layers.matrices, self.layers.routers, self.layers.reading, self.layers.ngrams)
 
     @cached_property
     def experts_formats(self) -> tuple[int, ...]:
@@ -119,7 +121,7 @@ class Weights:
         for name, (weight,) in self.matrices.items():
             array = by_address[weight.address]
             tensors[name] = array if is_packed(weight.form) else array[:, :weight.columns]
-        return tensors
+        return tensors | {name: tensor.data for name, tensor in self.in_files.items()}
 
 
 def may_move(w: Weights, mappings: Iterable[mmap.mmap]) -> None:
@@ -181,7 +183,7 @@ def bytes_in(matrices: Iterable[np.ndarray]) -> dict[int, int]:
 
 def formats_in(*tables: np.ndarray) -> tuple[int, ...]:
     """The formats of the matrices that stand in arrays of WEIGHT."""
-    return (*sorted({form for some in tables for form in some["form"][some["address"] != 0].tolist()}),)
+    return (*sorted({form for some in tables if some.size for form in some["form"][some["address"] != 0].tolist()}),)
 
 
 def after_layers(config: Config) -> str:
@@ -203,8 +205,10 @@ def mtp_head(w: Weights) -> MTPHead:
     return MTPHead(replace(layer, layers=alone), layer, norms[:2], vocabulary)
 
 
-# The matrices of a layer that are multiplied with the result of its first norm, and of its second one.
-AFTER_NORMS = ("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_ba"), ("gate_proj", "up_proj")
+# The matrices of a layer that are multiplied with the result of its first norm, and of its second one; the last two of
+# the first ones with rows of an n-gram table.
+AFTER_NORMS = (("q_proj", "k_proj", "v_proj", "in_proj_qkv", "in_proj_z", "in_proj_ba", "key_proj", "value_proj"),
+               ("gate_proj", "up_proj"))
 
 
 def matrix_slots(kind: Kind, config: Config, layer: int) -> dict[str, tuple[str, tuple[int, ...]]]:
@@ -229,7 +233,7 @@ def choose_formats(kind: Kind, config: Config, stored: dict[str, Any],
                    format: str | None) -> dict[str, tuple[int, ...]]:
     """Name -> its formats, see forms_of, of all matrices in the order in which kernels read them."""
     names = [[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
-    names += [[*matrix_slots(kind, config, i)] for i in range(config.num_hidden_layers)]
+    names += [[*matrix_slots(kind, config, i)] for i in range(config.num_hidden_layers)] + [[*kind.more(config)]]
     if (fc := f"{after_layers(config)}fc.weight") in stored:
         names += [[*matrix_slots(kind, config, config.num_hidden_layers)], [fc]]
     forms = {name: forms_of(name, stored[name], format) for some in names for name in some}
@@ -254,11 +258,14 @@ def build_layers(kind: Kind, config: Config, matrices: dict[str, np.ndarray],
         for j, names in enumerate(after_norms(slots)):
             some = [matrices[name][0].form for name in names]
             forms[i, j] = min(some), max(some)
-    return Layers(**found, **norm_fields(vectors, config, kind.norm_offset), **kind.fields(vectors, config),
+    layers = Layers(**found, **norm_fields(vectors, config, kind.norm_offset), **kind.fields(vectors, config),
                   forms=forms,
                   head=matrices.get("lm_head.weight", matrices["model.embed_tokens.weight"]).copy(),
                   eps=np.array([config.rms_norm_eps]),
                   **no_slots(n), routing=np.array([(config.norm_topk_prob, n_experts > config.num_experts)], ROUTING))
+    for name, (field, index) in kind.more(config).items():
+        getattr(layers, field)[index] = matrices[name][0]
+    return layers
 
 
 def touch_pages(mappings: Iterable[mmap.mmap]) -> None:
@@ -313,7 +320,9 @@ def stacked(first: AnyTensor, second: AnyTensor) -> Tensor:
     return Tensor("F32", np.concatenate([to_float32(first), to_float32(second)]), first.mapping)
 
 
-def saved_tensor(name: str, shape: tuple[int, ...], form: str) -> tuple[str, tuple[int, ...]]:
-    """The dtype and the shape of a tensor in a folder of packed weights."""
+def saved_tensor(name: str, shape: tuple[int, ...], form: str) -> tuple[tuple[str, ...], tuple[int, ...]]:
+    """The dtypes that a tensor in a folder of packed weights may have, and its shape there."""
+    if BY_ROWS in name:
+        return ("F32", "BF16", "F16"), shape
     packed = len(shape) == 2 and is_packed(packed_form(name, form))
-    return ("U8", packed_shape(*shape, packed_form(name, form))) if packed else ("F32", shape)
+    return (("U8",), packed_shape(*shape, packed_form(name, form))) if packed else (("F32",), shape)

@@ -1017,7 +1017,7 @@ def read_folder(path: Path, types: dict[str, ModelType]) -> Source:
     return Source(path, kind, about, language, config, fitting(tensors, shapes, config.tie_word_embeddings, path),
                   {name: tensor for name, tensor in tensors.items() if name not in shapes},
                   {name: tensor for name, tensor in stored.items() if name.startswith(kind.tower)},
-                  json_in(path / "generation_config.json"), lambda: kind.tokenizer(path))
+                  json_in(path / "generation_config.json"), lambda: load_tokenizer(path))
 
 
 def fitting(stored: dict[str, Any], shapes: dict[str, tuple[int, ...]], tied: bool, path: Path) -> dict[str, Any]:
@@ -1077,7 +1077,6 @@ class ModelType:
     cut: Callable[..., Any] = lambda tensors, config, path: tensors  # joined tensors of the files, cut
     tower: tuple[str, ...] = ()  # how the names of a tower's tensors begin
     media: str = ""  # the module that reads the tower: its media_of(source) gives Model.media
-    tokenizer: Callable[[Path], Tokenizer] = load_tokenizer  # reads a folder's tokenizer
     seeing: dict[str, Any] = field(default_factory=dict)  # transformers' values for pictures
     fast: str = "qwen3_lib.kernels.dense"  # the module with what the fast engine has for its layers; "" if nothing
     quantize: str | None = None  # how the fast engine packs the weights, unless the caller says so

@@ -52,11 +52,9 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-import tokenizers
 from qwen3 import (LIBRARY, QWEN3, Media, Model, Sampling, SamplingOptions, Sequence, Source, Stream,
                    attention_in_blocks, checked_whole, dense, gelu, layer_norm, linear, to_float32)
-from tokenizer_utils import (InputError, Tokenizer, brief, library_errors, load_tokenizer, make_tokenizer,
-                             read_json_object)
+from tokenizer_utils import InputError, brief
 
 if TYPE_CHECKING:
     from qwen3_lib.generation.transcript import Transcript
@@ -357,29 +355,10 @@ class Hearing(Stream):
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
 
-# How Qwen's tokenizers cut a text before the merges, as their tokenizer.json says.
-SPLIT_PATTERNS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
-                  r"\s+(?!\S)|\s+")
-
-
-def tokenizer_of(folder: Path) -> Tokenizer:
-    """As load_tokenizer, also of Qwen's own folders, with vocab.json and merges.txt in place of tokenizer.json."""
-    vocabulary, config = folder / "vocab.json", folder / "tokenizer_config.json"
-    if (folder / "tokenizer.json").is_file() or not vocabulary.is_file():
-        return load_tokenizer(folder)
-    with library_errors(f"cannot read {vocabulary} and merges.txt"):
-        merges = tokenizers.models.BPE.from_file(str(vocabulary), str(folder / "merges.txt"))
-    backend, cutters = tokenizers.Tokenizer(merges), tokenizers.pre_tokenizers
-    backend.normalizer, backend.decoder = tokenizers.normalizers.NFC(), tokenizers.decoders.ByteLevel()
-    backend.pre_tokenizer = cutters.Sequence([cutters.Split(tokenizers.Regex(SPLIT_PATTERNS), "isolated"),
-                                              cutters.ByteLevel(add_prefix_space=False, use_regex=False)])
-    return make_tokenizer(backend, read_json_object(config), config)
-
-
 media_of = Sounds
 MODEL_TYPES = {"qwen3_asr": replace(
     QWEN3, architectures=("Qwen3ASRForConditionalGeneration", "Qwen3ASRForTokenClassification"),
-    text=("thinker_config", "text_config"), tower=tuple(TOWER_NAMES), media="qwen3_asr", tokenizer=tokenizer_of,
+    text=("thinker_config", "text_config"), tower=tuple(TOWER_NAMES), media="qwen3_asr",
     quantize="int8", names={"thinker.model.": "model.", "thinker.lm_head.": "classes.",
                             "model.language_model.": "model.", "score.": "classes."})}
 # A tied head is the embedding, and a forced aligner has classes in place of words.

@@ -485,17 +485,24 @@ def parse_answer(text: str, think_open_in_prompt: bool = False,
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
 
+# How Qwen's tokenizers cut a text before the merges, as their tokenizer.json says.
+SPLIT_PATTERNS = (r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|"
+                  r"\s+(?!\S)|\s+")
+
+
 def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     """Loads the tokenizer in a model's folder.
 
-    Reads `tokenizer.json` and, where they exist, `tokenizer_config.json` (names of special tokens, some tokens, the
-    template of older models) and `chat_template.jinja`, which wins. Raises InputError if they are missing or damaged.
+    Reads `tokenizer.json`, or else `vocab.json` and `merges.txt`, and, where they exist, `tokenizer_config.json` (names
+    of special tokens, some tokens, the template of older models) and `chat_template.jinja`, which wins. Raises
+    InputError if they are missing or damaged.
     """
     file = Path(path) / "tokenizer.json"
-    if not file.is_file():
+    parts = file.with_name("vocab.json"), file.with_name("merges.txt")
+    if not file.is_file() and not parts[0].is_file():
         raise InputError(f"{file} does not exist; a model's folder has one")
-    with library_errors(f"cannot read {file}"):
-        backend = tokenizers.Tokenizer.from_file(str(file))
+    with library_errors(f"cannot read {file if file.is_file() else f'{parts[0]} and merges.txt'}"):
+        backend = tokenizers.Tokenizer.from_file(str(file)) if file.is_file() else merging(*map(str, parts))
     config_file, template_file = file.with_name("tokenizer_config.json"), file.with_name("chat_template.jinja")
     config = read_json_object(config_file) if config_file.is_file() else {}
     if not template_file.is_file():
@@ -503,6 +510,15 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
     with library_errors(f"cannot read {template_file}"):
         template = template_file.read_text(encoding="utf-8")
     return make_tokenizer(backend, config | {"chat_template": template}, config_file, template_file)
+
+
+def merging(vocabulary: str, merges: str) -> tokenizers.Tokenizer:
+    """What Qwen's own folders have in place of tokenizer.json: the files vocab.json and merges.txt."""
+    backend, cutters = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocabulary, merges)), tokenizers.pre_tokenizers
+    backend.normalizer, backend.decoder = tokenizers.normalizers.NFC(), tokenizers.decoders.ByteLevel()
+    backend.pre_tokenizer = cutters.Sequence([cutters.Split(tokenizers.Regex(SPLIT_PATTERNS), "isolated"),
+                                              cutters.ByteLevel(add_prefix_space=False, use_regex=False)])
+    return backend
 
 
 def make_tokenizer(backend: tokenizers.Tokenizer, config: dict[str, Any], config_file: Path,

@@ -37,7 +37,8 @@ from loop import IGNORED, ROOT, encoded, judge, options, train
 sys.path.insert(1, str(ROOT))
 
 from qwen3 import Model, load_model  # noqa: E402
-from qwen3_asr import RATE, SPLIT_PATTERNS, transcribe  # noqa: E402
+from qwen3_asr import RATE, transcribe  # noqa: E402
+from tokenizer_utils import SPLIT_PATTERNS  # noqa: E402
 
 DIGITS = "zero one two three four five six seven eight nine".split()
 COUNTS = [*DIGITS[2:], "ten"]

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from qwen3 import DTYPES, Tensor, to_float32
-from qwen3_asr import SPLIT_PATTERNS
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.gguf_head import GGUF, TensorEntry, plain, read_gguf
 from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, taken
-from tokenizer_utils import END_TOKENS
+from tokenizer_utils import END_TOKENS, SPLIT_PATTERNS
 
 NORMAL_TOKEN, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; others are unused
 

@@ -31,7 +31,7 @@ from qwen3_lib.io.packed import TOWER_FILE, quantized_file, refuse_saved, saved_
 from qwen3_lib.io.qwen3_next import NEXT
 from qwen3_lib.io.rope import with_scaled_rope
 from qwen3_lib.io.tensors import EMBEDDING, PACKED_DTYPES, embeds
-from tokenizer_utils import Tokenizer, library_errors, make_tokenizer
+from tokenizer_utils import Tokenizer, library_errors, load_tokenizer, make_tokenizer
 
 
 def open_model(name: str, offline: bool = False, adapter: str | Path | list[str] | None = None) -> Source:
@@ -157,7 +157,7 @@ def read(path: Path) -> Source:
     generation = gguf_json(path, GENERATION) if gguf else json_in(path / GENERATION)
     return Source(path, kind, about, found.language, config, tensors, heads, tower,
                   generation_in(generation, path / GENERATION),
-                  functools.partial(gguf_tokenizer if gguf else folder_tokenizer, path, kind), embedder, bare, saved)
+                  functools.partial(gguf_tokenizer if gguf else folder_tokenizer, path), embedder, bare, saved)
 
 
 def published(folder: Path) -> dict[str, Tensor]:
@@ -187,7 +187,7 @@ def quantization(about: dict[str, Any], file: Path) -> tuple[str, list[Settings]
     return None if found is None else check_settings(found, file)
 
 
-def folder_tokenizer(folder: Path, kind: ModelType) -> Tokenizer:
+def folder_tokenizer(folder: Path) -> Tokenizer:
     """Raises InputError for a normalizer but NFC. The library applies it to tokens while it reads the file, and one
     that makes texts longer takes any memory."""
     file = folder / "tokenizer.json"
@@ -195,10 +195,10 @@ def folder_tokenizer(folder: Path, kind: ModelType) -> Tokenizer:
     if rb"\u00" in data or not all(NORMALIZER.findall(data)):  # else it needn't be parsed, which takes 0.2 s
         if json_in(file).get("normalizer") not in (None, {"type": "NFC"}):
             raise InputError(f"{file}: the normalizer must be NFC, or null")
-    return kind.tokenizer(folder)
+    return load_tokenizer(folder)
 
 
-def gguf_tokenizer(file: Path, kind: ModelType) -> Tokenizer:
+def gguf_tokenizer(file: Path) -> Tokenizer:
     with library_errors(f"cannot read the tokenizer of {file}"):
         backend = tokenizers.Tokenizer.from_str(json.dumps(gguf_json(file, "tokenizer.json")))
     return make_tokenizer(backend, gguf_json(file, "tokenizer_config.json"), file)

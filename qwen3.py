@@ -46,6 +46,7 @@ import os
 import sys
 import threading
 import time
+import wave
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -435,8 +436,7 @@ class Sequence:
 
     def __init__(self, model: Model, token_ids: TokenIds, max_new_tokens: int | None = None, seed: int | None = None,
                  eos_token_ids: Iterable[int] | None = None, processors: Any = (), sampling: Sampling | None = None):
-        if model.embeds:
-            raise InputError(f"{model.path}: an embedding model or classifier gives no answers: use qwen3_embed.py")
+        check_answers(model)
         prompt = checked_ids(model, token_ids)
         self.media = None if model.media is None else model.media.held(prompt)  # so that they are kept
         self.model, self.processors = model, [*processors]
@@ -740,7 +740,7 @@ def together(arrays: Any, axis: int = 0) -> np.ndarray:
     return arrays[0] if len(arrays) == 1 else np.concatenate(arrays, axis)
 
 
-# ---- Towers: what qwen3_vision.py and qwen3_asr.py share -------------------------------------------------------------
+# ---- Towers: what qwen3_vision.py, qwen3_asr.py and qwen3_tts.py share -----------------------------------------------
 
 def dense(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
     """A linear layer with bias: x [n, inputs] -> [n, outputs]. w: a tower's weights, by their names."""
@@ -766,6 +766,33 @@ def gelu(x: np.ndarray) -> np.ndarray:
     tail *= np.exp(np.float32(-0.5) * size * size)
     tail *= size
     return np.maximum(x, 0) - tail
+
+
+def mel_filters(n_mels: int, rate: int, frame: int) -> np.ndarray:
+    """The share of each frequency of a frame's spectrum in each pitch -> [frame // 2 + 1, n_mels].
+
+    A pitch is a triangle: 1 at its own frequency, 0 from those of its neighbours on, then divided by its area. Pitches
+    are 66.7 Hz apart below 1,000 Hz, and 7 % of their frequency above (Slaney 1998), up to half the rate.
+    """
+    steps = np.linspace(0, 15 + 27 * np.log(rate / 2000) / np.log(6.4), n_mels + 2)
+    hertz = np.where(steps < 15, steps * 200 / 3, 1000 * np.exp((steps - 15) * np.log(6.4) / 27))
+    low, middle, high = hertz[:-2], hertz[1:-1], hertz[2:]
+    frequencies = np.linspace(0, rate / 2, frame // 2 + 1)[:, None]
+    triangles = np.minimum((frequencies - low) / (middle - low), (high - frequencies) / (high - middle))
+    return np.maximum(triangles, 0) * 2 / (high - low)
+
+
+def samples_in_wav(file: str, rate: int) -> np.ndarray:
+    """The samples [n] of a WAV file, the mean of its channels; qwen3_lib/io/sounds.py reads other files. InputError."""
+    try:
+        with wave.open(file) as opened:
+            form, data = opened.getparams(), opened.readframes(opened.getnframes())
+    except (OSError, EOFError, wave.Error) as error:
+        raise InputError(f"{file}: cannot be read as WAV: {brief(error)}") from error
+    if (form.sampwidth, form.framerate) != (2, rate) or not data:
+        raise InputError(f"{file}: {form.nframes} samples of {8 * form.sampwidth} bits, {form.framerate} a second; "
+                         f"without qwen3_lib, only WAV of 16 bits, {rate} a second is read")
+    return np.frombuffer(data, "<i2").reshape(-1, form.nchannels).mean(axis=1, dtype=np.float32) / 2**15
 
 
 class Media:
@@ -1078,6 +1105,7 @@ class ModelType:
     tower: tuple[str, ...] = ()  # how the names of a tower's tensors begin
     media: str = ""  # the module that reads the tower: its media_of(source) gives Model.media
     seeing: dict[str, Any] = field(default_factory=dict)  # transformers' values for pictures
+    instead: str = ""  # the script that uses a model which gives no answers
     fast: str = "qwen3_lib.kernels.dense"  # the module with what the fast engine has for its layers; "" if nothing
     quantize: str | None = None  # how the fast engine packs the weights, unless the caller says so
 
@@ -1208,6 +1236,14 @@ def checked_number(name: str, value: Any, low: float, high: float) -> float:
     return float(value)
 
 
+def check_answers(model: Model) -> None:
+    """Raises InputError for a model that gives no answers."""
+    if model.embeds or model.source.kind.instead:
+        what, instead = ("an embedding model or classifier", "qwen3_embed.py") if model.embeds else \
+            ("a model that speaks", model.source.kind.instead)
+        raise InputError(f"{model.path}: {what} gives no answers: use {instead}")
+
+
 def check_cache(model: Model, cache: KVCache) -> None:
     """Raises InputError for the cache of another model or engine."""
     if model.engine.new_cache.kind != cache.kind:
@@ -1249,7 +1285,8 @@ def main(argv: list[str] | None = None, answer: Callable[..., Any] = chat, more:
     The `answer` of qwen3_vision.py takes `more` options, each argparse.ArgumentParser a group of them.
     """
     sys.modules.setdefault("qwen3", sys.modules[__name__])  # so that nothing imports a second copy of this file
-    try:
+
+    def work() -> int:
         if LIBRARY.is_dir():  # with many more options
             from qwen3_lib.app.cli import main as with_all_options
             return with_all_options(argv)
@@ -1277,6 +1314,14 @@ def main(argv: list[str] | None = None, answer: Callable[..., Any] = chat, more:
             print(piece, end="", flush=True)
         print()
         return 0
+
+    return in_one_line(work)
+
+
+def in_one_line(work: Callable[[], int]) -> int:
+    """Does the work of a command -> exit status. Bad input, Ctrl-C and a full disk end in one line on stderr."""
+    try:
+        return work()
     except KeyboardInterrupt:
         print(f"\n{Path(sys.argv[0]).name}: interrupted", file=sys.stderr)
         return 130

@@ -37,54 +37,55 @@ The library: speak(model, text, voice=...) -> Speech, an iterator of samples as 
 from __future__ import annotations
 
 import argparse
-import itertools
-import os
-import re
 import sys
-import threading
 import wave
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, BinaryIO, Self
+from typing import Any, cast
 
 if __name__ == "__main__" and find_spec("qwen3") is None:
     sys.exit("qwen3_tts.py: it needs qwen3.py and tokenizer_utils.py beside it")
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-from qwen3 import (LIBRARY, QWEN3, Config, Engine, KVCache, Media, Model, Pass, Sampling, Source, Tensor, attention,
-                   apply_rope, check_finite, checked_number, checked_whole, config_of, dense, gelu, json_in, layer_norm,
-                   linear, map_safetensors, rms_norm, rope_tables, sample, swiglu, to_float32, together)
-from tokenizer_utils import InputError, brief
+from qwen3 import (LIBRARY, QWEN3, Config, Engine, Media, Model, Pass, Sampling, Source, apply_rope, attention,
+                   check_finite, checked_number, checked_whole, config_of, dense, gelu, layer_norm, linear,
+                   map_safetensors, rms_norm, rope_tables, sample, swiglu, to_float32, together)
+from tokenizer_utils import InputError, brief, read_json_object
 
 __all__ = ["Codec", "Speech", "Talk", "Voices", "decode", "next_frames", "predict_codes", "speak", "talker_prompt"]
 
 # ---- Config ----------------------------------------------------------------------------------------------------------
 
-# What Qwen's package takes for keys that config.json lacks: of the talker, the code predictor, and the codec.
-TALKER = {"vocab_size": 3072, "hidden_size": 1024, "intermediate_size": 2048, "num_hidden_layers": 20,
-          "num_attention_heads": 16, "num_key_value_heads": 2, "max_position_embeddings": 32768, "rms_norm_eps": 1e-6,
-          "rope_theta": 1e4, "tie_word_embeddings": False, "num_code_groups": 32,
-          "codec_eos_token_id": 4198, "codec_think_id": 4202, "codec_nothink_id": 4203, "codec_think_bos_id": 4204,
-          "codec_think_eos_id": 4205, "codec_pad_id": 4196, "codec_bos_id": 4197}
-PREDICTOR = {"vocab_size": 2048, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 5,
-             "num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 32768,
-             "rms_norm_eps": 1e-6, "rope_theta": 1e4}
-DECODER = {"codebook_size": 2048, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8,
-           "num_attention_heads": 16, "num_key_value_heads": 16, "max_position_embeddings": 8000, "rms_norm_eps": 1e-5,
-           "rope_theta": 1e4, "sliding_window": 72, "upsample_rates": [8, 5, 4, 3], "upsampling_ratios": [2, 2]}
-# How tokens are drawn unless generation_config.json says it; those of the code predictor begin with "subtalker_".
-DRAWING = {"dosample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0}
-MARKS = {"tts_pad": 151671, "tts_bos": 151672, "tts_eos": 151673}  # ids of the text side
+# What Qwen's package takes for keys that config.json lacks: of the talker, the code predictor, and the codec's decoder.
+USUAL = {"hidden_size": 1024, "num_attention_heads": 16, "rope_theta": 1e4, "rms_norm_eps": 1e-6,
+          "max_position_embeddings": 32768}
+TALKER = USUAL | {"vocab_size": 3072, "intermediate_size": 2048, "num_hidden_layers": 20, "num_key_value_heads": 2,
+                   "tie_word_embeddings": False, "num_code_groups": 32, "codec_eos_token_id": 4198,
+                   "codec_think_id": 4202, "codec_nothink_id": 4203, "codec_think_bos_id": 4204,
+                   "codec_think_eos_id": 4205, "codec_pad_id": 4196, "codec_bos_id": 4197}
+PREDICTOR = USUAL | {"vocab_size": 2048, "intermediate_size": 3072, "num_hidden_layers": 5, "num_key_value_heads": 8,
+                      "head_dim": 128}
+DECODER = USUAL | {"codebook_size": 2048, "intermediate_size": 3072, "num_hidden_layers": 8, "num_key_value_heads": 16,
+                    "rms_norm_eps": 1e-5, "sliding_window": 72, "upsample_rates": [8, 5, 4, 3],
+                    "upsampling_ratios": [2, 2]}
+DRAWING = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05,
+           "subtalker_dosample": True, "subtalker_temperature": 0.9, "subtalker_top_k": 50, "subtalker_top_p": 1.0}
+MARKS = {"pad": 151671, "bos": 151672, "eos": 151673}  # ids of the text side
 
 
 def sizes_of(found: dict[str, Any], file: Path, names: Iterable[str] = ()) -> Config:
     """The Config of a transformer, whose head_dim may be absent. Raises InputError for what isn't computed here."""
-    hidden, heads = (checked_whole(f"{file}: {name}", found[name], 1) for name in ("hidden_size", "num_attention_heads"))
-    return config_of({"head_dim": hidden // heads, **found, "layer_types": None}, file)
+    width, heads = (checked_whole(f"{file}: {name}", found[name], 1) for name in ("hidden_size", "num_attention_heads"))
+    return config_of({"head_dim": width // heads, **found, "layer_types": None}, file)
+
+
+def given(found: dict[str, Any], key: str) -> dict[str, Any]:
+    """What an object of config.json says: the object in it with this key, without nulls."""
+    return {name: value for name, value in (found.get(key) or {}).items() if value is not None}
 
 
 # ---- Talker and code predictor: from vectors to the codes of a frame -------------------------------------------------
@@ -93,23 +94,22 @@ FEWEST = 2  # frames: the end isn't drawn before
 
 
 class Talk:
-    """A text that is spoken: `x` [n, hidden_size] are the vectors that the talker gets next, `codes` the frames so far.
+    """A text that is spoken: `x` [n, hidden_size], what the talker gets next; `codes`, the frames so far [groups].
 
-    trailing [m, hidden_size]: the text's vectors that are added to the next frames' ones, then to all others the last.
+    trailing [m, hidden_size]: the vectors of text that are added to those of the frames; the last one to all others.
     """
 
     def __init__(self, model: Model, x: np.ndarray, trailing: np.ndarray, limit: int, rng: np.random.Generator,
                  temperature: float | None = None):
         self.x, self.trailing, self.rng, self.codes = x, trailing, rng, list[np.ndarray]()
         self.finish_reason: str | None = None  # then "stop", or "length" after `limit` frames
-        voices, room = voices_of(model), model.config.context_length - len(x)
+        self.voices, room = voices_of(model), model.config.context_length - len(x)
         if room < 1:
             raise InputError(f"the text has {len(x)} tokens; the model's context is {model.config.context_length}")
-        self.voices, self.limit = voices, min(limit, room)
-        self.sampling, self.other = (each.updated(temperature=temperature) for each in voices.sampling)
-        predictor = voices.predictor(model.engine)
+        self.limit, predictor = min(limit, room), self.voices.predictor(model.engine)
+        self.sampling, self.other = (each.updated(temperature=temperature) for each in self.voices.sampling)
         self.cache = model.engine.new_cache(model.config)
-        self.frame = predictor.engine.new_cache(predictor.config, max_length=voices.groups)
+        self.frame = model.engine.new_cache(predictor.config, self.voices.groups)  # the predictor's, new in each frame
 
     def first(self, logits: np.ndarray) -> int:
         """Draws c0, or the end, from the talker's logits [vocab_size]."""
@@ -117,20 +117,18 @@ class Talk:
         if len(self.codes) < FEWEST:
             logits[self.voices.end] = -np.inf
         drawn = sample(logits, self.sampling, self.rng, (), [int(codes[0]) for codes in self.codes])
-        if drawn == self.voices.end:
-            self.finish_reason = "stop"
+        self.finish_reason = "stop" if drawn == self.voices.end else None
         return drawn
 
-    def take(self, codes: np.ndarray, x: np.ndarray) -> None:
-        """Takes a frame's codes [groups], and their vectors' sum [hidden_size]."""
-        text = self.trailing[min(len(self.codes), len(self.trailing) - 1)]
+    def take(self, codes: np.ndarray, x: np.ndarray) -> np.ndarray:
+        """Takes a frame: its codes [groups], which it gives back, and the sum of their vectors [hidden_size]."""
+        self.x = (x + self.trailing[min(len(self.codes), len(self.trailing) - 1)])[None]
         self.codes.append(codes)
-        self.x = (x + text)[None]
-        if len(self.codes) >= self.limit:
-            self.finish_reason = "length"
+        self.finish_reason = "length" if len(self.codes) >= self.limit else None
+        return codes
 
 
-def pass_of(caches: list[KVCache], x: list[np.ndarray], wanted: bool) -> Pass:
+def pass_of(caches: list[Any], x: list[np.ndarray], wanted: bool) -> Pass:
     """What goes through the layers after each cache: x[i] [n, hidden_size]; logits are wanted after each last row."""
     ends = np.cumsum([len(each) for each in x])
     rows = [(cache, slice(end - len(each), end)) for cache, each, end in zip(caches, x, ends.tolist())]
@@ -145,35 +143,33 @@ def next_frames(model: Model, talks: list[Talk]) -> list[np.ndarray | None]:
     check_finite(model, logits)
     first = np.array([talk.first(row) for talk, row in zip(talks, logits)])
     going = [i for i, talk in enumerate(talks) if talk.finish_reason is None]
-    found: list[np.ndarray | None] = [None] * len(talks)
-    if going:
-        codes, x = predict_codes(model, states[new.wanted[going]], first[going], [talks[i] for i in going])
-        for i, frame, total in zip(going, codes, x):
-            talks[i].take(frame, total)
-            found[i] = frame
-    return found
+    codes, x = predict_codes(model, states[new.wanted[going]], first[going], [talks[i] for i in going])
+    frames = {i: talks[i].take(frame, total) for i, frame, total in zip(going, codes, x)}
+    return [frames.get(i) for i in range(len(talks))]
 
 
-def predict_codes(model: Model, states: np.ndarray, first: np.ndarray, talks: list[Talk]) -> tuple[Any, np.ndarray]:
-    """The talker's states [m, hidden_size] after its norm, and the codes c0 [m] -> (the codes of m frames [m, groups],
-    the sums of their vectors [m, hidden_size]).
+def predict_codes(model: Model, states: np.ndarray, first: np.ndarray, talks: list[Talk]) -> tuple[Any, Any]:
+    """The codes of a frame of each talk [m, groups], and the sums of their vectors [m, hidden_size].
 
-    The predictor's sequence begins anew in each frame: the state, then the vectors of c0 to c14, one after the other.
+    states [m, hidden_size]: the talker's, after its norm; first [m]: the codes c0, drawn from them. The predictor's
+    sequence is the state, then the vectors of c0 to the last code but one, one after the other.
     """
-    voices, predictor, caches = voices_of(model), voices_of(model).predictor(model.engine), [t.frame for t in talks]
+    if not talks:
+        return [], []
+    voices, caches = voices_of(model), [talk.frame for talk in talks]
+    predictor, w, codes = voices.predictor(model.engine), voices.weights, [first]
     for cache in caches:
         cache.truncate(0)
-    codes = [first]
-    vectors = total = model.engine.rows(model, "embed_tokens", first)
-    x = np.stack([states, vectors], axis=1)  # [m, 2, hidden_size]
-    for table, head in zip(voices.tables, voices.heads):
-        new = pass_of(caches, [*voices.narrowed(x)], False)
-        _, hidden = predictor.engine.run(predictor, new)
-        logits = linear(hidden[x.shape[1] - 1::x.shape[1]], head)
+    total = model.engine.rows(model, "embed_tokens", first)
+    x = np.stack([states, total], axis=1)  # [m, 2, hidden_size]
+    for i in range(voices.groups - 1):
+        narrow = dense(x, w, "small_to_mtp_projection") if "small_to_mtp_projection.weight" in w else x  # in the 1.7B
+        _, hidden = predictor.engine.run(predictor, pass_of(caches, [*narrow], False))
+        logits = linear(hidden[x.shape[1] - 1::x.shape[1]], w[f"lm_head.{i}.weight"])
         check_finite(model, logits)
         codes.append(np.array([sample(row, talk.other, talk.rng) for row, talk in zip(logits, talks)]))
-        vectors = table[codes[-1]]
-        total, x = total + vectors, vectors[:, None]
+        x = w[f"model.codec_embedding.{i}.weight"][codes[-1]][:, None]
+        total = total + x[:, 0]
     return np.stack(codes, axis=1), total
 
 
@@ -183,14 +179,16 @@ def predict_codes(model: Model, states: np.ndarray, first: np.ndarray, talks: li
 def convolved(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, Any], dilation: int = 1) -> np.ndarray:
     """Each time sees itself and kernel - 1 earlier ones, `dilation` apart: x [n, inputs] -> [n, outputs].
 
-    One product: what a time sees, side by side [n, kernel * inputs]; 0 before the beginning.
+    One product; 0 before the beginning.
     """
-    weight = w[f"{name}.weight"]  # [outputs, kernel * inputs]
-    kernel = weight.shape[1] // x.shape[1]
-    x = remembered(x, (kernel - 1) * dilation, state, name)
+    kernel = w[f"{name}.weight"].shape[1] // x.shape[1]  # weight: [outputs, kernel * inputs]
+    return dense(side_by_side(remembered(x, (kernel - 1) * dilation, state, name), kernel, dilation), w, name)
+
+
+def side_by_side(x: np.ndarray, kernel: int, dilation: int) -> np.ndarray:
+    """x [n + (kernel - 1) * dilation, inputs] -> what each of n times sees, [n, kernel * inputs] (im2col)."""
     n = len(x) - (kernel - 1) * dilation
-    return linear(np.concatenate([x[i * dilation:i * dilation + n] for i in range(kernel)], axis=1), weight) + \
-        w[f"{name}.bias"]
+    return np.concatenate([x[i * dilation:i * dilation + n] for i in range(kernel)], axis=1)
 
 
 def remembered(x: np.ndarray, n: int, state: dict[str, Any], name: str) -> np.ndarray:
@@ -263,10 +261,10 @@ def decoder_block(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, 
 
 @dataclass(frozen=True, eq=False)
 class Codec:
-    """The decoder in a folder speech_tokenizer: `config` of its transformer, `about` the rest, `weights`."""
+    """A decoder: the Config of its transformer, `about` the rest of decoder_config, `rate` samples a second."""
     config: Config
-    about: dict[str, Any]  # decoder_config
-    rate: int  # samples in a second
+    about: dict[str, Any]
+    rate: int
     weights: dict[str, np.ndarray]
 
     @property
@@ -278,8 +276,8 @@ class Codec:
 def decode(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.ndarray:
     """Codes [n, groups] of the next frames -> samples from -1 to 1, float32 [n * codec.samples].
 
-    `state`: {} before the first frame; it keeps what the next frames need. Frame by frame, so that a sound has the same
-    bits as it comes and at once.
+    `state`: {} before the first frame; it keeps what the next frames need. One frame at a time, so that a sound has the
+    same bits as it comes and at once.
     """
     return np.concatenate([decode_frame(codec, frame, state) for frame in codes])
 
@@ -290,158 +288,122 @@ def decode_frame(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.n
     rows = w["codebooks"][np.arange(len(codes)), codes]  # [groups, d]
     x = linear(rows[:1], w["rvq_first"]) + linear(rows[1:].sum(axis=0, keepdims=True), w["rvq_rest"])
     x = dense(convolved(x, w, "pre_conv.conv", state), w, "pre_transformer.input_proj")
-    position = state["frames"] = state.get("frames", -1) + 1
-    cos, sin = rope_tables(config, np.array([position]))
+    state["frames"] = state.get("frames", 0) + 1
+    turned = rope_tables(config, np.array([state["frames"] - 1]))
     for i in range(config.num_hidden_layers):
-        x = codec_layer(x, w, f"pre_transformer.layers.{i}", config, about["sliding_window"], state, cos, sin)
+        x = codec_layer(x, w, f"pre_transformer.layers.{i}", config, about["sliding_window"], state, *turned)
     x = dense(rms_norm(x, w["pre_transformer.norm.weight"], config.rms_norm_eps), w, "pre_transformer.output_proj")
     for i, stride in enumerate(about["upsampling_ratios"]):
         x = upsampled(x, w, f"upsample.{i}", state, stride)
-    x = convolved(x, w, "decoder.0.conv", state)
+    x, i = convolved(x, w, "decoder.0.conv", state), 0
     for i, stride in enumerate(about["upsample_rates"], 1):
         x = decoder_block(x, w, f"decoder.{i}.block", state, stride)
-    last = len(about["upsample_rates"]) + 1
-    x = convolved(snake(x, w, f"decoder.{last}"), w, f"decoder.{last + 1}.conv", state)
+    x = convolved(snake(x, w, f"decoder.{i + 1}"), w, f"decoder.{i + 2}.conv", state)
     return np.clip(x[:, 0], -1, 1)
 
 
 def read_codec(folder: Path) -> Codec:
-    """The codec of a folder speech_tokenizer. Raises InputError for what is missing or damaged."""
-    file = folder / "config.json"
-    raw = qwen3.read_json_object(file)
-    about = DECODER | {key: value for key, value in (raw.get("decoder_config") or {}).items() if value is not None}
+    """The codec in a folder. Raises InputError for what is missing, damaged or not computed here."""
+    raw, file, w = read_json_object(folder / "config.json"), folder / "config.json", dict[str, np.ndarray]()
+    about, books = DECODER | given(raw, "decoder_config"), list[str]()
     tensors = {name.removeprefix("decoder."): to_float32(tensor)
                for name, tensor in map_safetensors(folder / "model.safetensors").items() if name.startswith("decoder.")}
-    config = sizes_of(about | {"vocab_size": about["codebook_size"]}, file)
     try:
-        return Codec(config, about, int(raw.get("output_sample_rate", 24_000)), codec_weights(tensors, about))
-    except (KeyError, ValueError, TypeError) as error:
-        raise InputError(f"{folder}: the weights don't fit config.json: {brief(error)}") from error
+        for name, tensor in tensors.items():
+            if name.endswith((".alpha", ".beta")):
+                tensor = np.exp(tensor) if name.endswith(".alpha") else 1 / (np.exp(tensor) + np.float32(1e-9))
+            elif tensor.ndim == 3 and tensor.shape[1] == 1 and "dwconv" in name:
+                tensor = tensor[:, 0].T  # [kernel, d]
+            elif tensor.ndim == 3 and (".0.conv" in name and name[0] == "u" or ".block.1.conv" in name):  # transposed
+                tensor = tensor.transpose(2, 1, 0).reshape(-1, len(tensor))  # [kernel * outputs, inputs]
+            w[name] = np.ascontiguousarray(as_matrix(tensor))
+        for part in ("rvq_first", "rvq_rest"):
+            w[part], start = w[f"quantizer.{part}.output_proj.weight"], f"quantizer.{part}.vq.layers."
+            n = sum(name.startswith(start) and name.endswith("embedding_sum") for name in w)
+            books += [f"{start}{i}._codebook." for i in range(n)]
+        w["codebooks"] = np.stack([w[f"{book}embedding_sum"] / np.maximum(w[f"{book}cluster_usage"], np.float32(1e-5))[
+            :, None] for book in books])
+    except (KeyError, ValueError) as error:
+        raise InputError(f"{folder}: the codec's weights are incomplete: {brief(error)}") from error
+    return Codec(sizes_of(about | {"vocab_size": about["codebook_size"]}, file), about,
+                 checked_whole(f"{file}: output_sample_rate", raw.get("output_sample_rate", 24_000), 1), w)
 
 
-def codec_weights(tensors: dict[str, np.ndarray], about: dict[str, Any]) -> dict[str, np.ndarray]:
-    """The weights as the functions above want them: convolutions as matrices, the codebooks [groups, size, d]."""
-    w, books = dict[str, np.ndarray](), dict[str, np.ndarray]()
-    for name, tensor in tensors.items():
-        if name.endswith(".embedding_sum"):
-            usage = np.maximum(tensors[name.replace("embedding_sum", "cluster_usage")], np.float32(1e-5))
-            books[name] = tensor / usage[:, None]
-        elif name.endswith((".alpha", ".beta")):
-            tensor = np.exp(tensor)
-            tensor = 1 / (tensor + np.float32(1e-9)) if name.endswith(".beta") else tensor
-        elif tensor.ndim == 3 and "dwconv" in name:  # [d, 1, kernel]
-            tensor = np.ascontiguousarray(tensor[:, 0].T)
-        elif name.startswith("upsample.") and ".0.conv" in name or ".block.1.conv" in name:
-            tensor = tensor.transpose(2, 1, 0).reshape(-1, len(tensor)) if tensor.ndim == 3 else tensor  # [in, out, k]
-        elif tensor.ndim == 3:  # [outputs, inputs, kernel]
-            tensor = tensor.transpose(0, 2, 1).reshape(len(tensor), -1)
-        w[name] = np.ascontiguousarray(tensor)
-    for name in ("rvq_first", "rvq_rest"):
-        w[name] = w.pop(f"quantizer.{name}.output_proj.weight")
-    order = [f"quantizer.{name}.vq.layers.{i}._codebook.embedding_sum" for name, n in
-             (("rvq_first", 1), ("rvq_rest", len(books) - 1)) for i in range(n)]
-    w["codebooks"] = np.stack([books[name] for name in order])
-    return w
+def as_matrix(tensor: np.ndarray) -> np.ndarray:
+    """A convolution's weight [outputs, inputs, kernel] -> [outputs, kernel * inputs]; others stay as they are."""
+    return tensor.transpose(0, 2, 1).reshape(len(tensor), -1) if tensor.ndim == 3 else tensor
 
 
 # ---- Voices: all that a talker lacks ---------------------------------------------------------------------------------
 
-TOWER = ("talker.code_predictor.", "talker.text_projection.", "talker.model.text_embedding.", "speaker_encoder.")
+AROUND_TALKER = ("talker.code_predictor.", "talker.text_projection.")
+TEXT = "talker.model.text_embedding."
 CODES = {"zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish",
          "ja": "japanese", "ko": "korean", "fr": "french", "ru": "russian"}
 
 
 class Voices(Media):
-    """What stands around a talker: the text's vectors, the code predictor, the codec, the speaker encoder.
+    """What stands around a talker: the text's vectors, the code predictor, the codec. Each is read for the first text.
 
-    Each is read when it is first needed. `names` of the voices; `languages`; `kind`: custom_voice, voice_design, base.
+    `kind`: custom_voice, with voices' `names`, voice_design or base. `allowed` [vocab_size]: what may be drawn as c0.
     """
 
     def __init__(self, source: Source):
         super().__init__()
-        self.source, self.lock, about = source, threading.RLock(), source.language
-        self.kind, self.names = source.about.get("tts_model_type"), dict(about.get("spk_id") or {})
-        self.ids = dict(about.get("codec_language_id") or {})
+        self.source, about, self.models = source, source.language, dict[Engine, Model]()
+        self.kind, self.names, self.ids = (source.about.get("tts_model_type"), given(about, "spk_id"),
+                                           given(about, "codec_language_id"))
+        self.dialects = {name: each for name, each in given(about, "spk_is_dialect").items() if each}
         self.languages = [name for name in self.ids if "dialect" not in name]
-        self.dialects = {name: each for name, each in (about.get("spk_is_dialect") or {}).items() if each}
-        self.end, self.models = about["codec_eos_token_id"], dict[Engine, Model]()
-        raw = about.get("code_predictor_config") or {}
-        self.about = PREDICTOR | {key: value for key, value in raw.items() if value is not None}
+        self.end, self.about = about["codec_eos_token_id"], PREDICTOR | given(about, "code_predictor_config")
         self.groups = checked_whole(f"{source.path}: num_code_groups", about["num_code_groups"], 2)
         self.allowed = np.arange(source.config.vocab_size) < self.about["vocab_size"]
         self.allowed[self.end] = True
 
-    def tensors(self, start: str) -> dict[str, Tensor]:
-        """Those whose names begin so, without the beginning."""
-        return {name.removeprefix(start): each for name, each in self.source.tower.items() if name.startswith(start)}
-
     @cached_property
     def sampling(self) -> tuple[Sampling, Sampling]:
-        """How c0 is drawn, and how the other codes are: as generation_config.json says."""
-        raw = {key: value for key, value in self.source.generation.items() if value is not None}
-        found = []
-        for start, dosample in (("", "do_sample"), ("subtalker_", "subtalker_dosample")):
-            given = {name: raw.get(start + name, usual) for name, usual in DRAWING.items() if name != "dosample"}
-            given["temperature"] *= bool(raw.get(dosample, True))
-            found.append(Sampling(**given))
-        return replace(found[0], repetition_penalty=raw.get("repetition_penalty", 1.05)), found[1]
+        """How c0 is drawn, and how the other codes are, unless speak says it."""
+        raw = DRAWING | {name: value for name, value in self.source.generation.items() if value is not None}
+        return Sampling(raw["temperature"] * raw["do_sample"], raw["top_k"], raw["top_p"],
+                        repetition_penalty=raw["repetition_penalty"]), Sampling(
+            raw["subtalker_temperature"] * raw["subtalker_dosample"], raw["subtalker_top_k"], raw["subtalker_top_p"])
 
     @cached_property
     def codec(self) -> Codec:
         return read_codec(self.source.path / "speech_tokenizer")
 
     @cached_property
-    def projection(self) -> dict[str, np.ndarray]:
-        return {name: to_float32(tensor) for name, tensor in self.tensors("talker.text_projection.").items()}
+    def weights(self) -> dict[str, np.ndarray]:
+        """The code predictor's tables and heads, and the projections. Raises InputError if they don't fit."""
+        w = {name.removeprefix(start): to_float32(tensor) for start in AROUND_TALKER
+             for name, tensor in self.source.tower.items() if name.startswith(start) and ".layers." not in name}
+        size, width, within = self.about["vocab_size"], self.source.config.hidden_size, self.about["hidden_size"]
+        shapes: dict[str, tuple[int, ...]] = {"linear_fc2.bias": (width,)}
+        for i in range(self.groups - 1):
+            shapes |= {f"lm_head.{i}.weight": (size, within), f"model.codec_embedding.{i}.weight": (size, width)}
+        shapes |= {"small_to_mtp_projection.weight": (within, width)} if within != width else {}
+        if wrong := [name for name, shape in shapes.items() if name not in w or w[name].shape != shape]:
+            raise InputError(f"{self.source.path}: the weights don't fit config.json: no right {wrong[0]}")
+        return w
 
     def text(self, ids: Any) -> np.ndarray:
         """The vectors of a text's tokens [n] -> [n, hidden_size]."""
-        table: Tensor = self.source.tower["talker.model.text_embedding.weight"]
-        h = dense(to_float32(table._replace(data=table.read()[ids])), self.projection, "linear_fc1")
-        return dense(h / (1 + np.exp(-h)), self.projection, "linear_fc2")
-
-    @cached_property
-    def tables(self) -> list[np.ndarray]:
-        """The vectors of the codes c1 to the last one: [vocab_size, hidden_size] each."""
-        found = self.tensors("talker.code_predictor.model.codec_embedding.")
-        return [to_float32(found[f"{i}.weight"]) for i in range(self.groups - 1)]
-
-    @cached_property
-    def heads(self) -> list[np.ndarray]:
-        """From the predictor's states to the logits of c1 to the last one: [vocab_size, its hidden_size] each."""
-        found = self.tensors("talker.code_predictor.lm_head.")
-        return [to_float32(found[f"{i}.weight"]) for i in range(self.groups - 1)]
-
-    @cached_property
-    def narrow(self) -> dict[str, np.ndarray]:
-        """In the 1.7B, whose predictor is narrower than the talker."""
-        found = self.tensors("talker.code_predictor.small_to_mtp_projection.")
-        return {f"narrow.{name}": to_float32(tensor) for name, tensor in found.items()}
-
-    def narrowed(self, x: np.ndarray) -> np.ndarray:
-        """The talker's vectors [..., hidden_size] as the predictor takes them."""
-        return dense(x, self.narrow, "narrow") if self.narrow else x
+        table = self.source.tower[f"{TEXT}weight"]
+        h = dense(to_float32(table._replace(data=table.read()[ids])), self.weights, "linear_fc1")
+        return dense(h / (1 + np.exp(-h)), self.weights, "linear_fc2")
 
     def predictor(self, engine: Engine) -> Model:
-        """The code predictor's layers as a model of its own, computed by this engine; its logits are never wanted."""
-        with self.lock:
-            if engine not in self.models:
-                file = self.source.path / "config.json"
-                config = replace(sizes_of(self.about, file), tie_word_embeddings=True)
-                found = self.tensors("talker.code_predictor.")
-                tensors = {name: each for name, each in found.items() if name.startswith(("model.layers.", "model.norm."))}
-                tensors["model.embed_tokens.weight"] = found["lm_head.0.weight"]
-                tensors = qwen3.fitting(tensors, QWEN3.shapes(config), True, self.source.path)
-                source = replace(self.source, kind=replace(QWEN3, engine=engine, quantize="int8"), config=config,
-                                 tensors=tensors, tower={}, heads={})
-                self.models[engine] = Model(source, config, engine.load_weights(source), None, Sampling(), (), None,  # type: ignore[arg-type]
-                                            engine)
-            return self.models[engine]
-
-
-def speaks(model: Model) -> bool:
-    """Whether a model speaks texts."""
-    return isinstance(model.media, Voices)
+        """The code predictor's layers as a model of its own, in this engine; its logits are never wanted."""
+        if engine not in self.models:
+            path, tower = self.source.path, self.source.tower
+            found = {name.removeprefix(AROUND_TALKER[0]): tensor for name, tensor in tower.items()}
+            config = replace(sizes_of(self.about, path / "config.json"), tie_word_embeddings=True)
+            tensors = found | {"model.embed_tokens.weight": found["lm_head.0.weight"]}  # where an engine wants a head
+            source = replace(self.source, kind=replace(QWEN3, engine=engine), config=config, tower={}, heads={},
+                             tensors=qwen3.fitting(tensors, QWEN3.shapes(config), True, path))
+            weights, none = engine.load_weights(source), cast(Any, None)
+            self.models[engine] = Model(source, config, weights, none, Sampling(), (), None, engine)
+        return self.models[engine]
 
 
 def voices_of(model: Model) -> Voices:
@@ -462,7 +424,8 @@ def talker_prompt(model: Model, text: str, voice: str | np.ndarray | None = None
     def code(*ids: int) -> np.ndarray:
         return model.engine.rows(model, "embed_tokens", np.array(ids))
 
-    pad, begin, end = (voices.text([model.source.about.get(f"{name}_token_id", usual)]) for name, usual in MARKS.items())
+    marks = [model.source.about.get(f"tts_{name}_token_id", usual) for name, usual in MARKS.items()]
+    pad, begin, end = voices.text(marks)[:, None]
     asked = [*encode("<|im_start|>user\n", False), *encode(instruct, False, as_text=True),
              *encode("<|im_end|>\n", False)] if instruct else []
     role, words = encode("<|im_start|>assistant\n", False), voices.text(encode(text, False, as_text=True))
@@ -483,39 +446,6 @@ def talker_prompt(model: Model, text: str, voice: str | np.ndarray | None = None
 
 # ---- Speech ----------------------------------------------------------------------------------------------------------
 
-LONGEST_TEXT = 500  # characters of a text that are spoken as one
-ONE_SENTENCE = re.compile(r"\S.*?(?:[.!?…]+[\"'”’)\]]*(?=\s)|[。！？]+[”’」』）]*|(?=\n\s*\n))", re.DOTALL)
-
-
-def sentences(texts: Iterable[str]) -> Iterator[str]:
-    """The sentences of a text that comes in pieces, as soon as each is complete; none is longer than LONGEST_TEXT."""
-    held = ""
-    for piece, last in itertools.chain(((piece, False) for piece in texts), [("\n\n", True)]):
-        held += piece
-        while held := held.lstrip():
-            found = ONE_SENTENCE.match(held)
-            n = found.end() if found else len(held)
-            if n > LONGEST_TEXT:
-                space = max(held.rfind(mark, 0, LONGEST_TEXT) for mark in ",;:、，； ") + 1
-                n = space if space > 0 else LONGEST_TEXT
-            elif not found and not last:
-                break
-            yield held[:n].strip()
-            held = held[n:]
-
-
-def spoken_parts(text: str) -> Iterator[str]:
-    """A text in parts of at most LONGEST_TEXT characters, of whole sentences where these are shorter."""
-    part = ""
-    for sentence in sentences([text]) if len(text.strip()) > LONGEST_TEXT else [text.strip()]:
-        if part and len(part) + len(sentence) >= LONGEST_TEXT:
-            yield part
-            part = ""
-        part += " " * bool(part) + sentence
-    if part:
-        yield part
-
-
 class Speech(Iterator[np.ndarray]):
     """A text as it is spoken: iterate over float32 samples [n], `rate` a second, or take all `samples`, or `save` them.
 
@@ -524,29 +454,37 @@ class Speech(Iterator[np.ndarray]):
 
     def __init__(self, model: Model, texts: Iterable[str], prompt: dict[str, Any], limit: int | None, seed: int | None,
                  temperature: float | None):
-        voices = voices_of(model)
-        self.model, self.codec, self.rate, self.pieces = model, voices.codec, voices.codec.rate, list[np.ndarray]()
-        self.limit, self.temperature, self.prompt, self.texts = limit, temperature, prompt, texts
+        """prompt: for `talker_prompt`; limit: frames of all texts."""
+        self.model, self.texts, self.prompt, self.limit, self.temperature = model, texts, prompt, limit, temperature
+        self.codec, self.rng = voices_of(model).codec, np.random.default_rng(seed)
+        self.rate, self.pieces = self.codec.rate, list[np.ndarray]()
         self.finish_reason: str | None = None
-        self.rng = np.random.default_rng(seed)
         self.coming = self.speak()
 
-    def speak(self) -> Iterator[np.ndarray]:
-        spoken, longest, reasons = 0, self.model.max_new_tokens or 2048, {"stop"}
+    def talks(self) -> Iterator[Talk]:
+        """A Talk of each text, one after the other: `next_frames` runs it until it has a finish_reason."""
+        left, reasons = self.limit, set[str | None]()
         for text in self.texts:
-            most = min(longest, longest if self.limit is None else self.limit - spoken)
-            if most < 1:
+            if left == 0:
                 reasons.add("length")
                 break
-            talk = Talk(self.model, *talker_prompt(self.model, text, **self.prompt), most, self.rng, self.temperature)
+            longest = self.model.max_new_tokens or 2048
+            talk = Talk(self.model, *talker_prompt(self.model, text, **self.prompt),
+                        longest if left is None else min(longest, left), self.rng, self.temperature)
+            yield talk
+            left = None if left is None else left - len(talk.codes)
+            reasons.add(talk.finish_reason)
+        if not reasons:
+            raise InputError("there is no text to speak")
+        self.finish_reason = "length" if "length" in reasons else "stop"
+
+    def speak(self) -> Iterator[np.ndarray]:
+        for talk in self.talks():
             state = dict[str, Any]()
             while talk.finish_reason is None:
                 [codes] = next_frames(self.model, [talk])
                 if codes is not None:
                     yield decode(self.codec, codes[None], state)
-            spoken += len(talk.codes)
-            reasons.add(talk.finish_reason)
-        self.finish_reason = min(reasons)
 
     def __next__(self) -> np.ndarray:
         self.pieces.append(next(self.coming))
@@ -561,15 +499,16 @@ class Speech(Iterator[np.ndarray]):
 
     def save(self, file: str | Path) -> None:
         """Writes all samples into a WAV file of 16 bits."""
-        samples = self.samples
-        with open(file, "wb") as opened:
-            write_wav(opened, [samples], self.rate)
+        numbers = np.rint(self.samples * 32767).astype("<i2")
+        with wave.open(str(file), "wb") as opened:
+            opened.setparams((1, 2, self.rate, 0, "NONE", ""))
+            opened.writeframes(numbers.tobytes())
 
 
 def speak(model: Model, text: str | Iterable[str], voice: str | None = None, language: str | None = None,
           instruct: str | None = None, describe: str | None = None, clone: Any = None, seed: int | None = None,
           temperature: float | None = None, max_seconds: float | None = None) -> Speech:
-    """Speaks a text, or texts as they come -> a Speech: an iterator over float32 samples [n] as they come.
+    """Speaks a text, or one that comes in pieces, sentence by sentence -> its Speech: samples as they come.
 
     voice: one of the model's voices, voices_of(model).names; None: its first one. language: "english" or "en"; None:
     the model finds out. instruct: how to speak, "whisper" for example (1.7B). describe: what voice (VoiceDesign).
@@ -585,21 +524,32 @@ def speak(model: Model, text: str | Iterable[str], voice: str | None = None, lan
     if wrong := [name for name, value in asked.items() if value is not None and name not in can]:
         raise InputError(f"{model.path}: this model takes no {wrong[0]}, but {' and '.join(can)}")
     speaker: Any = None
+    if voices.kind == "base":
+        if clone is None:
+            raise InputError(f"{model.path}: this model has no voice of its own: give clone, a sound of three seconds")
+        if not LIBRARY.is_dir():
+            raise InputError("qwen3_tts.py alone takes no clone: the folder qwen3_lib has the speaker encoder")
+        from qwen3_lib.generation.speaker import voice_in
+        speaker = voice_in(clone, model.source)
     if voices.kind == "custom_voice":
         speaker = next(iter(voices.names), "") if voice is None else str(voice).lower()
         if speaker not in voices.names:
             raise InputError(f"the voice {brief(repr(speaker))} is none of {', '.join(voices.names)}")
         if instruct and voices.source.about.get("tts_model_size") in ("0b6", "0b", "b6", "6"):
             raise InputError(f"{model.path}: the 0.6B takes no instruct; the 1.7B does")
-    prompt = {"voice": speaker, "language": language_spoken(voices, language), "instruct": instruct or describe or ""}
+    prompt = {"voice": speaker, "language": language_spoken(voices, language), "instruct": instruct or describe or "",
+              "streamed": voices.kind == "base"}  # as Qwen's package does by default
     limit = None if max_seconds is None else max(1, round(checked_number("max_seconds", max_seconds, 0, 1e6) *
                                                           voices.codec.rate / voices.codec.samples))
     seed = None if seed is None else checked_whole("seed", seed, 0)
     voices.sampling[0].updated(temperature=temperature)
     if isinstance(text, str) and not text.strip():
         raise InputError("there is no text to speak")
-    return Speech(model, spoken_parts(text) if isinstance(text, str) else
-                  itertools.chain.from_iterable(map(spoken_parts, text)), prompt, limit, seed, temperature)
+    texts = [text.strip()] if isinstance(text, str) else text
+    if LIBRARY.is_dir():
+        from qwen3_lib.generation.sentences import sentences, spoken_parts
+        texts = spoken_parts(text) if isinstance(text, str) else sentences(text)
+    return Speech(model, texts, prompt, limit, seed, temperature)
 
 
 def language_spoken(voices: Voices, name: str | None) -> str:
@@ -611,16 +561,47 @@ def language_spoken(voices: Voices, name: str | None) -> str:
     return found
 
 
-def write_wav(file: BinaryIO, pieces: Iterable[np.ndarray], rate: int) -> None:
-    with wave.open(file, "wb") as out:
-        out.setparams((1, 2, rate, 0, "NONE", ""))
-        for piece in pieces:
-            out.writeframes(np.rint(piece * 32767).astype("<i2").tobytes())
-
-
 media_of = Voices
 MODEL_TYPES = {"qwen3_tts": replace(
     QWEN3, config=sizes_of, architectures=("Qwen3TTSForConditionalGeneration",), text=("talker_config",),
-    defaults=TALKER, tower=TOWER, media="qwen3_tts", quantize="int8",
-    names={"talker.model.codec_embedding.": "model.embed_tokens.", "talker.codec_head.": "lm_head.",
-           "talker.model.": "model."})}
+    defaults=TALKER, tower=(*AROUND_TALKER, TEXT, "speaker_encoder."), media="qwen3_tts", instead="qwen3_tts.py",
+    quantize="int8", names={"talker.model.codec_embedding.": "model.embed_tokens.", "talker.codec_head.": "lm_head.",
+                            "talker.model.": "model."})}
+
+
+# ---- The command line ------------------------------------------------------------------------------------------------
+
+OPTIONS = {  # name: its type, what stands for its value in the help, the help
+    "voice": (str, "NAME", "one of the model's voices (default: the first one of --voices)"),
+    "language": (str, "NAME", "the language of the text, such as English or en (default: auto)"),
+    "instruct": (str, "TEXT", "how to say it, such as \"very angry\" (1.7B)"),
+    "describe": (str, "TEXT", "what the voice is like (VoiceDesign)"),
+    "seed": (int, "N", "the same seed gives the same sound"),
+    "temperature": (float, "T", "0 takes the likeliest codes (default: the model's)"),
+    "max-seconds": (float, "S", "longest sound (default: the model's)")}
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Speaks a text -> exit status, see qwen3.main."""
+    sys.modules.setdefault("qwen3_tts", sys.modules[__name__])  # so that nothing imports a second copy of this file
+
+    def work() -> int:
+        if LIBRARY.is_dir():
+            from qwen3_lib.app.talk import main as with_all_options
+            return with_all_options(argv)
+        parser = argparse.ArgumentParser(usage=argparse.SUPPRESS, description="%(prog)s [options] text: speaks it")
+        parser.add_argument("text", nargs="+", help="what to say")
+        parser.add_argument("--model", required=True, help="folder with Qwen's own files")
+        parser.add_argument("--out", required=True, help="the WAV file to write")
+        for name, (kind, metavar, text) in OPTIONS.items():
+            parser.add_argument(f"--{name}", type=kind, metavar=metavar, help=text)
+        args = vars(parser.parse_args(argv))
+        model, text, out = qwen3.load_model(args.pop("model")), " ".join(args.pop("text")), args.pop("out")
+        speak(model, text, **args).save(out)
+        return 0
+
+    return qwen3.in_one_line(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -9,9 +9,9 @@ import pytest
 import qwen3
 from configs import ASR_SIZES, SPEECH_TOKENS, asr_config
 from hearing import make_hearing, voice
-from qwen3 import gelu, map_safetensors
+from qwen3 import gelu, map_safetensors, mel_filters
 from qwen3_asr import (LANGUAGES, Hearing, SoundConfig, audio_tower, language_and_text, log_mel,
-                       mel_filters, speech_prompt)
+                       speech_prompt)
 from qwen3_lib.generation.aligner import mark_classes, repaired, split_words, timed_words
 from tokenizer_utils import SPLIT_PATTERNS
 
@@ -84,7 +84,7 @@ def test_log_mel(n):
 
 
 def test_mel_filters():
-    assert np.abs(mel_filters(128) - Qwen3ASRFeatureExtractor().mel_filters).max() < 1e-15
+    assert np.abs(mel_filters(128, 16_000, 400) - Qwen3ASRFeatureExtractor().mel_filters).max() < 1e-15
 
 
 @pytest.mark.parametrize("key", [None, *vars(SoundConfig())])

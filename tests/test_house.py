@@ -19,9 +19,10 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3_lib.io": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen4_exp", "qwen3_vision", "qwen3_asr",
                      "qwen3_tts"},
     "qwen3_lib.kernels": {"qwen3", "qwen3_5", "qwen4_exp", "qwen3_lib.io"},
-    "qwen3_lib.generation": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr", "qwen3_lib.io"},
+    "qwen3_lib.generation": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr", "qwen3_tts",
+                             "qwen3_lib.io"},
     "qwen3_numba": {"qwen3", "qwen3_lib.io", "qwen3_lib.kernels"},
-    "qwen3_lib.app": {"tokenizer_utils", "qwen3", "qwen3_vision", "qwen3_asr", "qwen3_lib.io",
+    "qwen3_lib.app": {"tokenizer_utils", "qwen3", "qwen3_vision", "qwen3_asr", "qwen3_tts", "qwen3_lib.io",
                       "qwen3_lib.generation", "qwen3_numba"},
     "qwen3_lib.page": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr", "qwen3_lib.io",
                        "qwen3_lib.generation"},
@@ -40,6 +41,8 @@ DOORS = {  # the functions that import a room above them, when they are called
     ("qwen3", "main"): {"qwen3_lib.app"},  # the options of the app
     ("qwen3_asr", "transcribe"): {"qwen3_lib.generation"},  # files of all kinds, long sounds
     ("qwen3_asr", "main"): {"qwen3_lib.app"},
+    ("qwen3_tts", "speak"): {"qwen3_lib.generation"},  # long texts, voices of sounds
+    ("qwen3_tts", "main"): {"qwen3_lib.app"},
 }
 FILES = {".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
          for file in [*ROOT.glob("*.py"), *ROOT.glob("qwen3_lib/*/*.py")]}

@@ -9,9 +9,11 @@ import pytest
 
 import qwen3
 import qwen3_tts
-from configs import TTS_SIZES, codec_config, tts_config
+from configs import TTS_SIZES, tts_config
+from hearing import voice
 from qwen3 import map_safetensors, to_float32
-from qwen3_tts import Talk, decode, next_frames, pass_of, talker_prompt, voices_of
+from qwen3_lib.generation.speaker import voice_in, voice_mel
+from qwen3_tts import Talk, decode, next_frames, talker_prompt, voices_of
 from talking import make_talking
 
 torch = pytest.importorskip("torch")
@@ -23,7 +25,8 @@ vars(unused).update(WhisperEncoderVQ=None, XVectorExtractor=None)
 pytest.importorskip("qwen_tts")
 
 from qwen_tts.core.models.configuration_qwen3_tts import Qwen3TTSConfig  # noqa: E402
-from qwen_tts.core.models.modeling_qwen3_tts import Qwen3TTSForConditionalGeneration  # noqa: E402
+from qwen_tts.core.models.modeling_qwen3_tts import (  # noqa: E402
+    Qwen3TTSForConditionalGeneration, mel_spectrogram)
 from qwen_tts.core.tokenizer_12hz.configuration_qwen3_tts_tokenizer_v2 import (  # noqa: E402
     Qwen3TTSTokenizerV2DecoderConfig)
 from qwen_tts.core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2 import Qwen3TTSTokenizerV2Decoder  # noqa: E402
@@ -86,7 +89,7 @@ def test_a_long_sound(path):
     theirs, given = reference_codec(path), torch.tensor(codes.T[None])
     with torch.no_grad():
         whole, in_chunks = theirs(given)[0, 0], theirs.chunked_decode(given)[0, 0]
-    assert off(decode(codec, codes, {}), whole) < 1e-5
+    assert off(decode(codec, codes, {}), whole) < 1e-5 and off(in_chunks.numpy(), whole) > 1e-3
 
 
 MODES = {"a voice": dict(voice="serena", language="auto"), "a language": dict(voice="serena", language="english"),
@@ -185,3 +188,15 @@ def test_greedy_frames(both, text, streamed):
         next_frames(model, [talk])
     assert np.array_equal(talk.codes, expected.numpy())
     assert talk.finish_reason == ("length" if len(expected) == 40 else "stop")
+
+
+@pytest.mark.parametrize("n", [12_000, 72_001, 100_000])
+def test_a_voice(tmp_path, n):
+    """Log-mel and x-vector. The reference computes log-mel in float32: off by some 1e-4 where a pitch is silent."""
+    path = make_talking(tmp_path, tts_config("0.6B", "base"))
+    model, theirs, samples = qwen3.load_model(path), reference(path), voice(n)
+    mel = mel_spectrogram(torch.tensor(samples)[None], 1024, 128, 24000, 256, 1024, 0, 12000)[0].T
+    assert off(voice_mel(samples, 128, 24_000), mel) < 1e-4
+    with torch.no_grad():
+        expected = theirs.speaker_encoder(torch.tensor(voice_mel(samples, 128, 24_000)[None].astype(np.float64)))[0]
+    assert off(voice_in((samples, 24_000), model.source), expected) < 1e-5

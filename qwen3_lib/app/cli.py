@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from qwen3 import __version__
+from qwen3 import __version__, check_answers
 from qwen3_lib.generation.completion import Completion, complete
 from qwen3_lib.generation.messages import encoded, has_pictures
 from qwen3_lib.generation.score import score
@@ -231,8 +231,7 @@ def start_chat(args: argparse.Namespace) -> int:
     messages, tools = read_conversation(args)
     images = [*map(picture_file, args.image or ())] if args.prompt is None and args.file is None else []
     model = load_main(args)
-    if model.embeds:  # before somebody types a question
-        raise InputError(f"{model.path}: an embedding model gives vectors, not answers")
+    check_answers(model)  # before somebody types a question
     options = replace(options, draft=load_draft(args, model))
     return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats, template), images)
 

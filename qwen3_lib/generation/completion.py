@@ -10,7 +10,7 @@ from typing import Any, Self, Unpack
 
 import numpy as np
 
-from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds, default_sampling
+from qwen3 import CHUNK, KVCache, Model, Sequence, Stream, TokenIds, check_answers, default_sampling
 from qwen3_lib.generation.answer import StoppingReader, inside_thought, last_turn
 from qwen3_lib.generation.tools import schemas, values_for, why_ended
 from qwen3_lib.generation.guesses import speculator
@@ -242,6 +242,7 @@ def complete(model: Model, messages: list[dict[str, Any]],
              chat_template_kwargs: dict[str, Any] | None = None, cache: KVCache | None = None,
              options: AnswerOptions | None = None, **given: Unpack[GivenOptions]) -> Completion:
     """The Completion of a conversation: see qwen3.chat, which calls this. Takes options as Completion does."""
+    check_answers(model)
     about, options = schemas(tools), options_of(given) if options is None else options
     ids, seconds, _pictures = prompt_of(model, messages, about, enable_thinking, chat_template_kwargs,
                                         options.max_pixels)

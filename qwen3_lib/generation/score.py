@@ -1,7 +1,7 @@
 """How likely a model finds a text."""
 import numpy as np
 
-from qwen3 import Model, NextTokens, TokenIds, check_finite, checked_ids, compute
+from qwen3 import Model, NextTokens, TokenIds, check_answers, check_finite, checked_ids, compute
 from qwen3_lib.generation.processors import log_softmax
 from tokenizer_utils import InputError
 
@@ -13,8 +13,7 @@ def score(model: Model, token_ids: TokenIds) -> np.ndarray:
 
     Perplexity is exp of minus their mean. Raises InputError for ids out of range and for too long a text.
     """
-    if model.embeds:
-        raise InputError(f"{model.path}: an embedding model gives vectors, not probabilities")
+    check_answers(model)
     ids = checked_ids(model, token_ids)
     if (ids < 0).any():
         raise InputError("a picture's tokens have no probability")

@@ -1,4 +1,4 @@
-"""Sounds in files, bytes and arrays -> samples of one channel, 16,000 a second, in blocks: any length in little memory.
+"""Sounds in files, bytes and arrays -> samples of one channel, 16,000 a second or another rate, in blocks: any length in little memory.
 
 A file is read by the first that can: this file reads WAV; soundfile FLAC, OGG, MP3 and more; ffmpeg all else.
 soxr changes the rate; if it is absent, ffmpeg does.
@@ -45,8 +45,8 @@ class Recording:
     seconds: float | None = None  # None: only the end will tell
 
 
-def open_sound(source: Any) -> Recording:
-    """The sound in a file, in its bytes, or (samples [n], their rate) -> the mean of its channels at RATE.
+def open_sound(source: Any, rate: int = RATE) -> Recording:
+    """The sound in a file, in its bytes, or (samples [n], their rate) -> the mean of its channels, `rate` a second.
 
     A file is its path, or open, with a fileno. Samples are floats from -1 to 1, or int16, which 32,768 divides. A
     Recording, which is open already, stays as it is.
@@ -57,13 +57,13 @@ def open_sound(source: Any) -> Recording:
     if isinstance(source, Recording):
         return source
     if isinstance(source, tuple) and len(source) == 2:
-        samples, rate = source
-        if not is_whole(rate, 1) or not isinstance(samples, np.ndarray) or samples.ndim != 1 \
+        samples, given = source
+        if not is_whole(given, 1) or not isinstance(samples, np.ndarray) or samples.ndim != 1 \
                 or samples.dtype.kind != "f" and samples.dtype != np.int16:
             raise InputError("a sound in memory must be (samples [n] in floats or int16, how many a second), not "
                              f"{brief(repr(source), 80)}")
         one = np.float32(1 if samples.dtype.kind == "f" else 2**15)
-        sound = Recording(iter([samples.astype(np.float32) / one]), int(rate), len(samples) / rate)
+        sound = Recording(iter([samples.astype(np.float32) / one]), int(given), len(samples) / given)
     elif isinstance(source, str | Path | bytes | io.IOBase):
         if isinstance(source, str | Path) and not os.path.isfile(source):
             reason = "is a folder" if os.path.isdir(source) else "no such file"
@@ -72,18 +72,18 @@ def open_sound(source: Any) -> Recording:
         with library_errors(f"{where}: cannot be read"):
             file: Any = io.BytesIO(source) if isinstance(source, bytes) else \
                 open(source, "rb") if isinstance(source, str | Path) else source
-        sound = read_wav(file, where) or read_other(file, source, where)
+        sound = read_wav(file, where) or read_other(file, source, where, rate)
     else:
         raise InputError(f"a sound must be a path, bytes, or (samples, rate), not {brief(repr(source), 80)}")
     if sound.seconds == 0:
         raise InputError(f"{where}: it has no samples")
     if sound.rate not in RATES:
         raise InputError(f"{where}: {sound.rate:,} samples a second; {RATES[0]:,} to {RATES[-1]:,} can be read")
-    if sound.rate == RATE:
+    if sound.rate == rate:
         return sound
     if find_spec("soxr") is None and shutil.which("ffmpeg") is not None and not isinstance(source, tuple):
-        return Recording(ffmpeg_blocks(file, source, where), RATE)
-    return resampled(sound, where)
+        return Recording(ffmpeg_blocks(file, source, where, rate), rate)
+    return resampled(sound, where, rate)
 
 
 def mono(numbers: np.ndarray) -> np.ndarray:
@@ -138,7 +138,7 @@ def read_wav(file: BinaryIO, where: str) -> Recording | None:
     return Recording(blocks(), rate, n / rate)
 
 
-def read_other(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: str) -> Recording:
+def read_other(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: str, rate: int) -> Recording:
     """The sound in a file but WAV, by soundfile or else by ffmpeg. Raises InputError where neither can."""
     if not file.seek(0, 2):
         raise InputError(f"{where}: the file is empty")
@@ -157,7 +157,7 @@ def read_other(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: st
             reason = f"soundfile says: {brief(error.error_string)}"
     if shutil.which("ffmpeg") is None:
         raise InputError(f"{where}: only the program ffmpeg can read it, and there is none in the PATH ({reason})")
-    return Recording(ffmpeg_blocks(file, source, where), RATE)
+    return Recording(ffmpeg_blocks(file, source, where, rate), rate)
 
 
 def soundfile_blocks(sound: Any, where: str) -> Iterator[np.ndarray]:
@@ -166,8 +166,9 @@ def soundfile_blocks(sound: Any, where: str) -> Iterator[np.ndarray]:
             yield mono(block)
 
 
-def ffmpeg_blocks(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: str) -> Iterator[np.ndarray]:
-    """What the program ffmpeg reads, at RATE, by its own resampler. A file without a path is its stdin."""
+def ffmpeg_blocks(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: str,
+                  rate: int) -> Iterator[np.ndarray]:
+    """What the program ffmpeg reads, at this rate, by its own resampler. A file without a path is its stdin."""
     with tempfile.TemporaryFile() as copy, tempfile.TemporaryFile() as said:
         if isinstance(source, bytes):
             copy.write(source)
@@ -177,7 +178,7 @@ def ffmpeg_blocks(file: BinaryIO, source: str | Path | bytes | io.IOBase, where:
         name = os.path.abspath(source) if isinstance(source, str | Path) else "/dev/fd/0"
         command = ["ffmpeg", "-nostdin", "-v", "error", "-threads", "1", "-filter_threads", "1", "-protocol_whitelist",
                    "file", "-format_whitelist", FFMPEG_FORMATS, "-i", f"file:{name}", "-vn", "-f", "f32le", "-ac", "1",
-                   "-ar", str(RATE), "-"]
+                   "-ar", str(rate), "-"]
         # With Python's signals, where SIGXFSZ is ignored: messages beyond a limit are lost, and ffmpeg goes on.
         with subprocess.Popen(command, stdin=stdin, stdout=subprocess.PIPE, stderr=said,
                               restore_signals=False) as process:
@@ -197,18 +198,18 @@ def ffmpeg_blocks(file: BinaryIO, source: str | Path | bytes | io.IOBase, where:
             raise InputError(f"{where}: cannot be read by ffmpeg: {brief(reason.removeprefix(f'file:{name}: '))}")
 
 
-def resampled(sound: Recording, where: str) -> Recording:
-    """The sound at RATE, by soxr, as librosa does it for Qwen's own package."""
+def resampled(sound: Recording, where: str, rate: int) -> Recording:
+    """The sound at this rate, by soxr, as librosa does it for Qwen's own package."""
     try:
         import soxr
     except ImportError as error:
-        raise InputError(f"{where}: {sound.rate:,} samples a second; the model wants {RATE:,}, which needs "
+        raise InputError(f"{where}: {sound.rate:,} samples a second; the model wants {rate:,}, which needs "
                          "pip install soxr, or for files the program ffmpeg") from error
-    stream = soxr.ResampleStream(sound.rate, RATE, 1)
+    stream = soxr.ResampleStream(sound.rate, rate, 1)
 
     def blocks() -> Iterator[np.ndarray]:
         for block in sound.blocks:
             yield stream.resample_chunk(block)
         yield stream.resample_chunk(np.empty(0, np.float32), last=True)
 
-    return Recording(blocks(), RATE, sound.seconds)
+    return Recording(blocks(), rate, sound.seconds)

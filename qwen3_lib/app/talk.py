@@ -1,0 +1,138 @@
+"""The command line of `python qwen3_tts.py`: a text in; a sound played, written, or in a pipe.
+
+The sound goes to where --out says, everything else to stderr. Exit status as in cli.py.
+"""
+from __future__ import annotations
+
+import argparse
+import itertools
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from qwen3_lib.app.arguments import Parser, add_engine_options, add_model_options, load_main
+from qwen3_lib.app.journal import write_all
+from qwen3_lib.app.terminal import guarded, note, write
+from qwen3_lib.io.errors import InputError
+from qwen3_tts import OPTIONS, Speech, speak, voices_of
+
+UNKNOWN = 2**32 - 1  # bytes: what programs write into the header of a WAV file in a pipe
+
+
+def make_parser() -> Parser:
+    parser = Parser(usage="%(prog)s [options] text", description="Speaks a text with a Qwen3-TTS. On a terminal the "
+                    "sound is played; in a pipe it goes to stdout, as WAV. Everything else goes to stderr.")
+    add = parser.add_argument_group("what to say, and how").add_argument
+    add("text", nargs="*", help="what to say; without it, a piped text is spoken as it comes, sentence by sentence")
+    for name, (kind, metavar, text) in OPTIONS.items():
+        add(f"--{name}", type=kind, metavar=metavar, help=text)
+    add("--clone", metavar="FILE", help="a sound of three seconds, of a voice that you may use (Base)")
+    add("--voices", action="store_true", help="print the names of the model's voices")
+    add("--out", metavar="FILE", help="write a WAV file; - is stdout (default: play it on a terminal, else stdout)")
+    add_model_options(parser, "none")
+    add_engine_options(parser)
+    return parser
+
+
+# ---- Where a sound goes ----------------------------------------------------------------------------------------------
+
+def write_wav(file: Any, pieces: Iterable[np.ndarray], rate: int) -> int:
+    """Writes samples as they come, as WAV of 16 bits -> how many. In a pipe, the header can't say how many."""
+    n = 0
+    put(file, wav_header(rate, UNKNOWN))
+    try:
+        for piece in pieces:
+            put(file, np.rint(piece * 32767).astype("<i2").tobytes())
+            n += len(piece)
+    finally:  # what was spoken before Ctrl-C can be heard
+        if file.seekable():
+            file.seek(0)
+            put(file, wav_header(rate, 2 * n))
+    return n
+
+
+def put(file: Any, data: bytes) -> None:
+    """Writes bytes into an unbuffered file. Raises InputError if nobody reads them, or if they don't fit."""
+    try:
+        write_all(file, data)
+    except OSError as error:
+        raise InputError(f"the sound could not be written: {error.strerror}") from error
+
+
+def wav_header(rate: int, n_bytes: int) -> bytes:
+    return struct.pack("<4sI4s4sIHHIIHH4sI", b"RIFF", min(36 + n_bytes, UNKNOWN), b"WAVE", b"fmt ", 16, 1, 1, rate,
+                       2 * rate, 2, 16, b"data", n_bytes)
+
+
+def player() -> str:
+    """The program that plays a sound here, or "winsound", a part of Python. Raises InputError where there is none."""
+    found = "winsound" if sys.platform == "win32" else next(filter(shutil.which, ("aplay", "afplay")), None)
+    if found is None:
+        raise InputError("neither aplay nor afplay is here to play the sound; write a file: --out speech.wav")
+    return found
+
+
+def play(pieces: Iterator[np.ndarray], speech: Speech, program: str) -> int:
+    """Plays a sound, by aplay as it comes -> how many samples."""
+    if program == "aplay":
+        with subprocess.Popen([program, "-q", "-"], stdin=subprocess.PIPE, bufsize=0) as process:
+            return write_wav(process.stdin, pieces, speech.rate)
+    with tempfile.TemporaryDirectory() as folder:
+        speech.save(file := Path(folder) / "speech.wav")
+        if program == "winsound":
+            import winsound
+            winsound.PlaySound(str(file), winsound.SND_FILENAME)  # type: ignore[attr-defined]
+        else:
+            subprocess.run([program, file], check=False)
+    return len(speech.samples)
+
+
+# ---- What to say -----------------------------------------------------------------------------------------------------
+
+def piped() -> Iterator[str]:
+    """The text in stdin as it comes. Raises InputError for what is no text."""
+    try:
+        yield from iter(lambda: sys.stdin.readline(4096), "")
+    except UnicodeDecodeError as error:
+        raise InputError(f"the piped text can't be read: {error}") from error
+
+
+def say(args: argparse.Namespace) -> int:
+    """Does what the command line asks for -> exit status."""
+    program = player() if args.out is None and sys.stdout.isatty() and not args.voices else ""
+    model = load_main(args)
+    if args.voices:
+        write("".join(f"{name}\n" for name in voices_of(model).names))
+        return 0
+    options = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in OPTIONS}
+    speech = speak(model, " ".join(args.text) if args.text else piped(), clone=args.clone, **options)
+    pieces = itertools.chain([next(speech)], speech)  # what is wrong is told before a file is opened
+    if program:
+        n = play(pieces, speech, program)
+    elif args.out in (None, "-"):
+        n = write_wav(open(sys.stdout.fileno(), "wb", buffering=0, closefd=False), pieces, speech.rate)
+    else:
+        try:
+            with open(args.out, "wb", buffering=0) as file:
+                n = write_wav(file, pieces, speech.rate)
+        except OSError as error:
+            raise InputError(f"{args.out}: cannot be written: {error.strerror}") from error
+    cut = "; it was cut off there: see --max-seconds" if speech.finish_reason == "length" else ""
+    note(f"{'' if args.out in (None, '-') else f'{args.out}: '}{n / speech.rate:.1f} s{cut}")
+    return 0
+
+
+def main(argv: list[str] | None = None) -> int:
+    """The command line -> exit status."""
+    parser = make_parser()
+    args = parser.parse_args(argv)
+    if not args.text and not args.voices and (sys.stdin is None or sys.stdin.isatty()):
+        parser.error("there is no text")
+    return guarded(lambda: say(args))

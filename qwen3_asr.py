@@ -41,7 +41,7 @@ import threading
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
@@ -80,7 +80,7 @@ FIXED = {"activation_function": "gelu", "scale_embedding": False, "n_window": 50
 RATE = 16_000  # samples in a second
 FRAME, HOP = 400, 160  # samples of a frame, and from one frame to the next: 25 and 10 ms
 SHORTEST = 8_000  # samples: shorter sounds are followed by silence
-LONGEST = 1_260 * RATE  # samples: 2**14 tokens, see qwen3.Media
+LONGEST = 1_260 * RATE  # samples that are heard as one
 CHUNK_FRAMES = 100  # that the convolutions take at a time: one second
 
 
@@ -143,9 +143,9 @@ def encoder_layer(x: np.ndarray, w: dict[str, Any], name: str, n_heads: int) -> 
 
 
 @np.errstate(over="ignore", invalid="ignore")  # weights that aren't finite are reported once all windows are computed
-def audio_tower(mel: np.ndarray, w: dict[str, Any], config: SoundConfig) -> np.ndarray:
+def audio_tower(mel: np.ndarray, w: dict[str, Any], config: SoundConfig, embed: Any = embed_chunk) -> np.ndarray:
     """Log-mel [frames, 128] of one window -> embeddings [tokens, the language model's hidden_size]."""
-    x = np.concatenate([embed_chunk(mel[i:i + CHUNK_FRAMES], w) for i in range(0, len(mel), CHUNK_FRAMES)])
+    x = np.concatenate([embed(mel[i:i + CHUNK_FRAMES], w) for i in range(0, len(mel), CHUNK_FRAMES)])
     for i in range(config.encoder_layers):
         x = encoder_layer(x, w, f"layers.{i}", config.encoder_attention_heads)
     return dense(gelu(dense(layer_norm(x, w, "ln_post", 1e-5), w, "proj1")), w, "proj2")
@@ -153,19 +153,25 @@ def audio_tower(mel: np.ndarray, w: dict[str, Any], config: SoundConfig) -> np.n
 
 # ---- A sound's tokens ------------------------------------------------------------------------------------------------
 
-SOUND_NUMBERS, KEPT_SOUNDS = itertools.count(1), 4  # kept though no sequence holds them: 38 MB if each has 3 minutes
+WINDOW_NUMBERS, KEPT_SOUNDS = itertools.count(1), 4  # kept though no sequence holds them: 38 MB if each has 3 minutes
+
+
+@dataclass(frozen=True, eq=False)
+class Window:
+    """What the language model hears of a window: `vectors` [1, tokens, hidden_size], by `audio_tower`."""
+    number: int
+    vectors: np.ndarray
 
 
 @dataclass(frozen=True, eq=False)
 class Sound:
-    """What the language model hears of a sound: `vectors` [1, tokens, hidden_size], by `audio_tower`."""
-    number: int
-    vectors: np.ndarray
+    """What the language model hears of a sound. Sounds that begin in the same way share their first windows."""
+    windows: list[Window]
 
     @property
     def ids(self) -> np.ndarray:
         """The ids of its tokens [tokens]: see qwen3.Media."""
-        return ~((self.number << 36) + np.arange(self.vectors.shape[1]))
+        return np.concatenate([~((each.number << 36) + np.arange(each.vectors.shape[1])) for each in self.windows])
 
 
 # The names of a tower's tensors in the files: Qwen's own folders, those of transformers (-hf) -> in Sounds.weights.
@@ -218,27 +224,36 @@ class Sounds(Media):
         """
         return [*self.hear_in_pieces(samples, each)][-1]
 
+    @cached_property
+    def embed(self) -> Any:
+        """embed_chunk, which keeps the last chunks: a sound that grows has the most of them again."""
+        kept = lru_cache(16)(lambda data, pitches: embed_chunk(np.frombuffer(data, np.float32).reshape(-1, pitches),
+                                                               self.weights))
+        return lambda mel, _: kept(mel.tobytes(), mel.shape[1])
+
     def hear_in_pieces(self, samples: np.ndarray, each: Any = map) -> Iterator[Any]:
-        """None after each window, so that others can be served in between, and then the Sound, which may be known."""
+        """None after each window that wasn't known, so that others can be served in between, and then the Sound."""
         if len(samples) > LONGEST:
             raise InputError(f"a sound of {len(samples) / RATE:,.0f} s; at most {LONGEST // RATE:,} s are heard as one")
         samples = np.pad(samples / np.abs(samples).max(initial=1), (0, max(SHORTEST - len(samples), 0)))
-        key, vectors = hashlib.sha256(samples.tobytes()).digest(), list[np.ndarray]()
-        if (sound := self.known.get(key)) is None:
-            mel, step = log_mel(samples, self.config.num_mel_bins), self.config.n_window_infer
-            try:
-                with self.lock:
-                    w = self.weights
-                for window in each(lambda i: audio_tower(mel[i:i + step], w, self.config), range(0, len(mel), step)):
-                    vectors.append(window)
-                    yield None
-            except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
-                raise InputError(f"{self.source.path}: its tower doesn't fit its config: {brief(error)}") from error
-            sound = Sound(next(SOUND_NUMBERS), np.concatenate(vectors)[None])
-            if sound.vectors.shape[2] != self.width or not np.isfinite(sound.vectors).all():
-                raise InputError(f"{self.source.path}: the tower gives no {self.width} finite numbers")
-            self.known[key] = self.known[sound.number] = sound
-        self.recent.append(sound)
+        mel, step = log_mel(samples, self.config.num_mel_bins), self.config.n_window_infer
+        parts = [mel[i:i + step] for i in range(0, len(mel), step)]
+        keys, computed = [hashlib.sha256(part.tobytes()).digest() for part in parts], list[Window]()
+        windows: dict[bytes, Any] = {key: self.known.get(key) for key in keys}
+        new = {key: part for key, part in zip(keys, parts) if windows[key] is None}
+        try:
+            with self.lock:
+                w = self.weights
+            for vectors in each(lambda part: audio_tower(part, w, self.config, self.embed), new.values()):
+                computed.append(Window(next(WINDOW_NUMBERS), vectors[None]))
+                yield None
+        except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
+            raise InputError(f"{self.source.path}: its tower doesn't fit its config: {brief(error)}") from error
+        if not all(one.vectors.shape[2] == self.width and np.isfinite(one.vectors).all() for one in computed):
+            raise InputError(f"{self.source.path}: the tower gives no {self.width} finite numbers")
+        for key, window in zip(new, computed):
+            self.known[key] = self.known[window.number] = windows[key] = window
+        self.recent.append(sound := Sound([windows[key] for key in keys]))
         yield sound
 
 

@@ -52,7 +52,7 @@ def answer(model, ids, **options):
 def test_the_drawing(path):
     """2.5 seconds, 250 frames, 33 tokens, as at the top of qwen3_asr.py."""
     sound = qwen3.load_model(path, tokenizer=False).media.hear(voice(40_000))
-    assert log_mel(voice(40_000)).shape == (250, 128) and sound.vectors.shape[1] == len(sound.ids) == 33
+    assert log_mel(voice(40_000)).shape == (250, 128) and len(sound.ids) == 33
     assert all(text in qwen3_asr.__doc__ for text in ("40,000 samples", "[250, 128]", "33 tokens", "| 7 tokens |"))
 
 
@@ -133,7 +133,7 @@ def test_a_quantized_folder_keeps_its_tower(tmp_path, dtype):
     model = qwen3_numba.load_model(tmp_path / "model", quantize="int8")
     save_quantized(model, tmp_path / "saved", "int8")
     found = qwen3_numba.load_model(tmp_path / "saved").media
-    assert np.array_equal(found.hear(voice(9_000)).vectors, model.media.hear(voice(9_000)).vectors)
+    assert np.array_equal(*(each.vectors(each.hear(voice(9_000)).ids) for each in (found, model.media)))
     size = sum(math.prod(tensor.shape) for tensor in model.source.tower.values())
     assert (tmp_path / "saved/tower.safetensors").stat().st_size < size * (4 if dtype == "float32" else 2) + 20_000
 
@@ -241,16 +241,40 @@ def test_tokens_in_a_context_are_text(path, token):
 
 def test_a_sound_is_computed_once(model, monkeypatch):
     """While four others come."""
-    first, *others = [model.media.hear(voice(20_000, i)).number for i in range(5)]
+    def first_id(*given):
+        return int(model.media.hear(voice(*given)).ids[0])
+
+    first, *others = [first_id(20_000, i) for i in range(5)]
     gc.collect()
-    heard = model.media.hear(voice(20_000))
-    assert heard.number != first
+    heard = first_id(20_000)
+    assert heard != first
     monkeypatch.setattr(qwen3_asr, "audio_tower", None)
     gc.collect()
-    again = [model.media.hear(voice(20_000, i).copy()).number for i in (2, 3, 4, 0)]
-    assert again == [*others[1:], heard.number]
+    assert [first_id(20_000, i) for i in (2, 3, 4, 0)] == [*others[1:], heard]
     monkeypatch.undo()
-    assert model.media.hear(voice(20_001)).number != heard.number
+    assert first_id(20_001) != heard
+
+
+def test_a_sound_that_grows(path, monkeypatch):
+    """Of its windows of 8 seconds only the last one is computed again, and of its seconds only the last two; the bits
+    are those of the whole sound. A louder place, which moves the floor of a quiet beginning, computes all."""
+    media, windows, chunks = qwen3.load_model(path, tokenizer=False).media, [], []
+    for name, calls in (("audio_tower", windows), ("embed_chunk", chunks)):
+        real = getattr(qwen3_asr, name)
+        monkeypatch.setattr(qwen3_asr, name, lambda mel, *more, real=real, calls=calls: (
+            calls.append(len(mel)), real(mel, *more))[1])
+    sound = voice(19 * qwen3_asr.RATE) + 0.1 * np.random.default_rng(0).standard_normal(19 * qwen3_asr.RATE)
+    for end in (10, 12, 17):
+        heard = media.hear(sound[:end * qwen3_asr.RATE])
+    assert windows == [800, 200, 400, 800, 100] and len(chunks) == 10 + 3 + 6
+    heard = media.hear(sound)
+    assert windows[5:] == [300] and len(chunks) == 22
+    fresh = qwen3.load_model(path, tokenizer=False).media
+    assert np.array_equal(media.vectors(heard.ids), fresh.vectors(fresh.hear(sound).ids))
+    sound[:8 * qwen3_asr.RATE] *= 1e-7
+    media.hear(sound[:10 * qwen3_asr.RATE])
+    media.hear(np.append(sound, 1))
+    assert sorted(windows[-5:]) == [200, 300, 800, 800, 800]
 
 
 def test_what_is_kept(model, monkeypatch):

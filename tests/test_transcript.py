@@ -53,7 +53,9 @@ def test_the_quietest_place():
         samples = (rng.standard_normal(60_000) * rng.random(60_000 // 100).repeat(100)).astype(np.float32)
         levels = np.abs(samples[20_000:40_000]).astype(float)
         first = min(range(20_000 - 1_600 + 1), key=lambda i: levels[i:i + 1_600].sum())
-        assert quietest(samples, 30_000, 10_000) == 20_000 + first + levels[first:first + 1_600].argmin()
+        place, level = quietest(samples, 30_000, 10_000)
+        assert place == 20_000 + first + levels[first:first + 1_600].argmin()
+        assert level == pytest.approx(levels[first:first + 1_600].mean())
 
 
 @pytest.mark.parametrize("seconds, longest", [(3, 180), (25, 10), (25, 3), (25, 25), (25.1, 25)])

@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from qwen3 import Model, checked_whole
-from qwen3_asr import LANGUAGES, language_named, sounds_of
-from qwen3_lib.app.terminal import OutputError, Page, guarded, harmless, note, print_json, write
+from qwen3 import Model, checked_number, checked_whole
+from qwen3_asr import LANGUAGES, RATE, language_named, sounds_of
+from qwen3_lib.app.terminal import (ChangingEnd, OutputError, Page, guarded, harmless, is_screen, note, print_json,
+                                    write)
 from qwen3_lib.app.files import fingerprint
 from qwen3_lib.app.journal import Journal, check_output
 from qwen3_lib.app.arguments import Parser, add_engine_options, add_model_options, load_main, named_model
@@ -25,10 +26,13 @@ from qwen3_lib.app.subtitles import OUTPUT_FORMS, SUBTITLE, as_object, clock, cu
 from qwen3_lib.io.facts import engine_name, model_name
 from qwen3_lib.app.report import peak_memory
 from qwen3_lib.generation.aligner import Word
-from qwen3_lib.generation.transcript import LONGEST_PART, Part, Transcript, checked_part, languages, usual_part
+from qwen3_lib.generation.dictation import LIVE_PART, Dictation
+from qwen3_lib.generation.options import AnswerOptions
+from qwen3_lib.generation.transcript import (LONGEST_PART, Part, SpeechRequest, Transcript, checked_part, languages,
+                                             usual_part)
 from qwen3_lib.io.errors import InputError, brief, counted
 from qwen3_lib.io.progress import NoBar, progress
-from qwen3_lib.io.sounds import open_sound
+from qwen3_lib.io.sounds import live_sound, open_sound
 from qwen3_lib.io.writing import check_place, write_whole
 
 ALIGNER = "Qwen/Qwen3-ForcedAligner-0.6B"
@@ -46,15 +50,17 @@ def make_parser() -> Parser:
     parser = Parser(usage="%(prog)s [options] sound ...", description="Writes down what is said in sounds, by a "
                     "Qwen3-ASR. The text goes to stdout, everything else to stderr.", hints=HINTS)
     add = parser.add_argument_group("what to hear").add_argument
-    add("sounds", nargs="+", metavar="sound", help="a WAV file, or - for stdin; FLAC, OGG, MP3 and other "
+    add("sounds", nargs="*", metavar="sound", help="a WAV file, or - for stdin; FLAC, OGG, MP3 and other "
         "rates than 16,000 samples a second need the packages soundfile and soxr, or the program ffmpeg; all other "
         "files ffmpeg")
+    add("--live", action="store_true", help="write down what a recorder pipes in, while it records: samples of 16 bits, "
+        "16,000 a second, one channel. On a terminal the last words may still change")
     add("--language", metavar="NAME", help="the language that is spoken, such as English or en (default: auto, the "
         f"model finds out); one of {', '.join(LANGUAGES.values())}")
     add("--context", metavar="TEXT", help="words that the sound is likely to hold, names for example")
     add("--part", type=float, metavar="SECONDS", help="hear a longer sound in parts of about so many seconds, cut "
-        f"where it is quiet (default: {LONGEST_PART}; {SUBTITLE} for srt, vtt and --timestamps; less "
-        "for a small context)")
+        f"where it is quiet (default: {LONGEST_PART}; {SUBTITLE} for srt, vtt and --timestamps; {LIVE_PART} for "
+        "--live; less for a small context)")
     add("--words", action="store_true", help="tell when each word is said, in JSON; srt, vtt and --timestamps take "
         "these times, not each text's share of the characters")
     add("--aligner", metavar="NAME", help=f"the model that --words takes (default: {ALIGNER})")
@@ -173,18 +179,52 @@ def speech_job(args: argparse.Namespace, source: str | bytes, model: Model, long
             "words": args.words and (args.aligner or ALIGNER), "form": form}
 
 
-def hear_sounds(args: argparse.Namespace) -> int:
-    """Writes down the sounds, one after the other -> exit status: 1 if one of several could not be."""
+def check_model(args: argparse.Namespace) -> None:
+    """Raises InputError unless a model is named, and for wrong options of all its answers."""
     if named_model(args) is None:
         raise InputError("name a model that hears: --model Qwen/Qwen3-ASR-0.6B (1.9 GB, downloaded once), or "
                          "Qwen/Qwen3-ASR-1.7B (4.7 GB)")
+    language_named(args.language)
+    if args.max_tokens is not None:
+        checked_whole("--max-tokens", args.max_tokens, 1)
+
+
+def dictate(args: argparse.Namespace) -> int:
+    """Writes down what comes from stdin, while it comes -> exit status."""
+    check_model(args)
+    if args.part is not None:
+        checked_number("--part", args.part, 4, 1200)
+    if sys.stdin.isatty():
+        raise InputError("--live hears what a recorder pipes in: arecord -q -f S16_LE -r 16000 | python qwen3_asr.py "
+                         "--live")
+    sound = live_sound(getattr(sys.stdin.buffer, "raw", sys.stdin.buffer))  # before the model is loaded: a minute waits
+    dictation = Dictation(load_main(args), sound, args.language, args.context, args.part,
+                          AnswerOptions(max_new_tokens=args.max_tokens))
+    page, screen, n = Page(), ChangingEnd() if is_screen(sys.stdout) else None, 0  # n: characters that stay
+    try:
+        for end in dictation:
+            if screen is not None:
+                screen.show(dictation.so_far[n:], end)
+            else:
+                page.write(dictation.so_far[n:])
+            n = len(dictation.so_far)
+    finally:
+        if dictation.step_seconds:
+            page.end()
+    for part in dictation.heard:
+        tell_cut(part)
+    if args.stats:
+        note(statistics_of(dictation, f"{len(dictation.step_seconds)} steps, the longest {max(dictation.step_seconds):.2f} s"))
+    return 0
+
+
+def hear_sounds(args: argparse.Namespace) -> int:
+    """Writes down the sounds, one after the other -> exit status: 1 if one of several could not be."""
+    check_model(args)
     form = args.format or ("" if args.out in (None, "-") else output_form(args.out))
     in_cues = (args.timestamps or form in ("srt", "vtt")) and not args.words
     if args.part is not None:
         checked_part("--part", args.part, args.words)
-    language_named(args.language)
-    if args.max_tokens is not None:
-        checked_whole("--max-tokens", args.max_tokens, 1)
     if not (tasks := [*possible(lambda task: check_task(args, task), tasks_of(args))]):
         return 1
     sounds_of(model := load_main(args))
@@ -264,7 +304,9 @@ def hear_sound(args: argparse.Namespace, transcript: Transcript, output: Output 
     elif form:
         write(file_text(transcript.heard, form))
     if args.stats:
-        note(statistics_of(transcript, before, time.perf_counter() - began))
+        seconds, length = time.perf_counter() - began, transcript.seconds - before
+        share = f" ({seconds / length:.3f} of its length)" if length else ""
+        note(statistics_of(transcript, f"{seconds:.2f} s{share}", before))
 
 
 def tell_cut(part: Part) -> None:
@@ -275,20 +317,22 @@ def tell_cut(part: Part) -> None:
              f"{counted(part.n_tokens, 'token')}: {what}.")
 
 
-def statistics_of(transcript: Transcript, before: float, seconds: float) -> str:
+def statistics_of(request: SpeechRequest, took: str, before: float = 0.0) -> str:
     """One line: how long the sound is and how long it took, the tower, memory, engine. `before`: heard earlier."""
-    sound, n = transcript.seconds - before, sum(part.n_tokens for part in transcript.heard if part.start >= before)
-    share = f" ({seconds / sound:.3f} of its length)" if sound else ""
-    parts = [f"sound: {sound:.1f} s in {seconds:.2f} s{share}, the tower {transcript.tower_seconds:.2f} s",
+    sound, n = request.end / RATE - before, sum(part.n_tokens for part in request.heard if part.start >= before)
+    parts = [f"sound: {sound:.1f} s in {took}, the tower {request.tower_seconds:.2f} s",
              f"text: {counted(n, 'token')}"]
     if (peak := peak_memory()) is not None:
         parts.append(f"peak memory: {peak / 1e9:.2f} GB")
-    return " | ".join([*parts, engine_name(transcript.model)])
+    return " | ".join([*parts, engine_name(request.model)])
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command line -> exit status."""
     parser = make_parser()
     args = parser.parse_args(argv)
-    parser.check(args, {"json": ("out", "format", "timestamps"), "timestamps": ("out", "format")})
-    return guarded(lambda: hear_sounds(args))
+    parser.check(args, {"json": ("out", "format", "timestamps"), "timestamps": ("out", "format"), "live": (
+        "sounds", "words", "aligner", "format", "out", "overwrite", "json", "timestamps")})
+    if not args.sounds and not args.live:
+        parser.error("the following arguments are required: sound")
+    return guarded(lambda: (dictate if args.live else hear_sounds)(args))

@@ -1,5 +1,6 @@
 """The output: answers on stdout; notes, statistics and errors on stderr."""
 import contextlib
+import copy
 import ctypes
 import json
 import os
@@ -129,6 +130,24 @@ class Page:
         write(self.wrap.flush(), self.dim)
         if self.last != "\n":
             write("\n")
+
+
+class ChangingEnd:
+    """Stdout while the end of a text may still change: on a terminal the end is dimmed, and rewritten each time."""
+
+    def __init__(self) -> None:
+        self.wrap = Wrap(lambda: columns(sys.stdout))
+        self.row, self.lines = "", 0  # the last line of the text that stays; the lines of its end below
+
+    def show(self, text: str, end: str) -> None:
+        """Adds to the text that stays, and puts another end behind it."""
+        text = self.row + self.wrap.feed(harmless(text, sys.stdout))
+        ahead = copy.copy(self.wrap)
+        end = ahead.feed(harmless(end, sys.stdout)) + ahead.flush()
+        up = f"\x1b[{self.lines}A" if self.lines else ""
+        self.row, self.lines = text.rpartition("\n")[2], end.count("\n")
+        with to_stdout():
+            print(f"{up}\r\x1b[J{text}{DIM if coloured(sys.stdout) else ''}{end}{RESET * coloured(sys.stdout)}", end="")
 
 
 def print_json(value: dict) -> None:

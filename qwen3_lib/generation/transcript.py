@@ -35,13 +35,13 @@ def checked_part(name: str, seconds: float, words: bool) -> float:
     return checked_number(name, seconds, 1, LONGEST_PART if words else 1200)
 
 
-def quietest(samples: np.ndarray, place: int, around: int) -> int:
-    """The place of the smallest sample in the quietest 100 ms within `around` samples of `place`."""
+def quietest(samples: np.ndarray, place: int, around: int) -> tuple[int, float]:
+    """(place of the smallest sample, mean size) of the quietest 100 ms within `around` samples of `place`."""
     start, n = place - around, RATE // 10
     levels = np.abs(samples[start:place + around])
     sums = np.cumsum(np.concatenate([[0.0], levels]))
-    first = int(np.argmin(sums[n:] - sums[:-n]))
-    return start + first + int(np.argmin(levels[first:first + n]))
+    first = int(np.argmin(totals := sums[n:] - sums[:-n]))
+    return start + first + int(np.argmin(levels[first:first + n])), float(totals[first]) / n
 
 
 def parts_in(blocks: Iterable[np.ndarray], longest: float = LONGEST_PART, start: int = 0) -> Iterator[np.ndarray]:
@@ -58,7 +58,7 @@ def parts_in(blocks: Iterable[np.ndarray], longest: float = LONGEST_PART, start:
             held = np.concatenate([held, block[start - skipped:]])
             skipped = min(skipped + len(block), start)
         while len(held) > most + around * (block is not None):
-            cut = quietest(held, most, around)
+            cut, _ = quietest(held, most, around)
             yield held[:cut]
             held = held[cut:]
     if len(held):
@@ -114,29 +114,36 @@ class SpeechRequest:
             check_aligner(words, self.given)
         self.sound, self.context, self.longest_part, self.words, self.each = sound, context, longest_part, words, each
         self.options = replace(options.over(usual_sampling(model)), stop_loops=options.stop_loops is not False)
-        self.heard, self.tower_seconds = [*heard], 0.0
+        self.heard, self.tower_seconds, self.settled = [*heard], 0.0, list[int]()  # settled: tokens of a part's answer
         self.so_far, self.end = joined_text(self.heard), round(self.heard[-1].end * RATE) if self.heard else 0
 
     def open(self) -> Recording:
         return open_sound(self.sound)
 
+    def cut(self) -> Iterator[tuple[np.ndarray, bool]]:
+        """The samples of each part, and True: the part is whole."""
+        return ((samples, True) for samples in parts_in(self.open().blocks, self.longest_part, self.end))
+
     def steps(self) -> Generator[tuple[list[int], AnswerOptions] | Part | None]:
         """None after each window that the tower has heard, so that others can be served in between; the prompt and
         options of a part's answer, which `read` takes; then the part."""
-        for samples in parts_in(self.open().blocks, self.longest_part, self.end):
-            began, start, self.end = time.perf_counter(), self.end / RATE, self.end + len(samples)
+        for samples, whole in self.cut():
+            began, start = time.perf_counter(), self.end / RATE
             for sound in self.sounds.hear_in_pieces(samples, self.each):
                 if sound is None:
                     yield None
             self.tower_seconds += time.perf_counter() - began
             self.spoken = spoken = SpokenText(self.given)
-            limit = self.options.max_new_tokens or usual_limit(sound)
-            yield (speech_prompt(self.model, sound, self.given, self.context or "").tolist(),
-                   replace(self.options, max_new_tokens=limit))
+            limit = (self.options.max_new_tokens or usual_limit(sound)) - len(self.settled)
+            yield ([*speech_prompt(self.model, sound, self.given, self.context or "").tolist(), *self.settled],
+                   replace(self.options, max_new_tokens=max(1, limit)))
+            if not whole:
+                continue
+            self.end += len(samples)
             words = () if self.words is None else timed_words(self.words, samples, spoken.text, spoken.language, start,
                                                               self.each)
             self.heard.append(Part(start, self.end / RATE, spoken.text, spoken.language, str(self.answer.ended),
-                                   len(self.answer.token_ids), words))
+                                   self.n_tokens, words))
             yield self.heard[-1]
 
     def read(self, piece: str, ended: Completion | None = None) -> str:
@@ -149,7 +156,7 @@ class SpeechRequest:
             new = gap(self.so_far, new, self.spoken.language) + new
         self.so_far += new
         if ended is not None:
-            self.answer = ended
+            self.answer, self.n_tokens = ended, len(ended.token_ids)
         return new
 
     @property

@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import contextlib
 import io
+import math
 import os
+import queue
 import re
 import shutil
 import struct
 import subprocess
 import tempfile
-from collections.abc import Iterator
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +25,7 @@ from typing import Any, BinaryIO
 import numpy as np
 
 from qwen3_asr import RATE
-from qwen3_lib.io.errors import InputError, brief, is_whole
+from qwen3_lib.io.errors import InputError, brief, counted, is_whole
 from tokenizer_utils import library_errors
 
 # A WAV file's encoding and bits -> the type of a number, and the number that becomes 1; 24 bits are widened to 32.
@@ -32,6 +35,8 @@ BLOCK_SAMPLES = 2**16  # of all channels, that are read together
 MOST_CHUNKS = 1000  # of a WAV file before its sound
 RATES = range(1_000, 1_000_001)  # samples a second
 MOST_CHANNELS = 64
+STEP, STEPS_WAITING = 2 * RATE, 30  # samples of a live sound that are heard at a time; a minute of them may wait
+ENDLESS = 0x7FFF0000  # bytes: recorders that don't know how long a sound will be write such lengths
 # Formats that ffmpeg may find. Others (playlists) name further files and addresses, which it would open.
 FFMPEG_FORMATS = ("aac,ac3,aiff,amr,asf,avi,caf,flac,flv,matroska,webm,mov,mp4,m4a,3gp,3g2,mj2,mp3,mpeg,mpegts,ogg,"
                   "w64,wav")
@@ -136,6 +141,61 @@ def read_wav(file: BinaryIO, where: str) -> Recording | None:
                 yield mono((numbers - float(one * (bits == 8))) / one)
 
     return Recording(blocks(), rate, n / rate)
+
+
+def live_sound(file: Any) -> Recording:
+    """Samples of 16 bits, RATE a second, in blocks of STEP as they come, the last one shorter.
+
+    A thread reads them, so that a recorder doesn't wait while a block is heard: of a sound that comes faster, a minute
+    waits here, and the rest in the pipe. The header of a WAV file may stand before the samples. Half a sample at the
+    end is left out. Raises InputError for other WAV files and for what can't be read, while the blocks are read.
+    """
+    blocks: queue.Queue[bytes | Exception] = queue.Queue(STEPS_WAITING)
+
+    def read(n: int) -> bytes:
+        """The next n bytes; fewer at the end."""
+        data = b""
+        while more := file.read(n - len(data)):
+            data += more
+        return data
+
+    def fill() -> None:
+        try:
+            data, left = read(12), math.inf
+            if data[:4] + data[8:] == b"RIFFWAVE":
+                data, left = b"", wav_length(read)
+            while data := data + read(int(min(2 * STEP - len(data), left))):
+                blocks.put(data)
+                data, left = b"", left - len(data)
+        except (InputError, OSError) as error:
+            blocks.put(error)
+        blocks.put(b"")
+
+    threading.Thread(target=fill, daemon=True).start()
+
+    def arrived() -> Iterator[np.ndarray]:
+        while data := blocks.get():
+            if isinstance(data, Exception):
+                raise InputError(f"stdin: {data}") from data
+            if len(data) > 1:
+                yield np.frombuffer(data[:len(data) // 2 * 2], "<i2") / np.float32(2**15)
+
+    return Recording(arrived(), RATE)
+
+
+def wav_length(read: Callable[[int], bytes]) -> float:
+    """The bytes of sound behind a WAV file's header, which was read up to WAVE. Raises InputError for other samples."""
+    for _ in range(MOST_CHUNKS):
+        name, length = struct.unpack("<4sI", read(8).ljust(8, b"\0"))
+        if name == b"data":
+            return math.inf if length >= ENDLESS else length
+        form = read(min(length + length % 2, 2**16))
+        if name == b"fmt " and len(form) >= 16:
+            _, channels, rate, _, _, bits = struct.unpack("<HHIIHH", form[:16])
+            if (channels, rate, bits) != (1, RATE, 16):
+                raise InputError(f"{counted(channels, 'channel')}, {rate:,} samples of {bits} bits a second; a live "
+                                 f"sound needs 1 channel and {RATE:,} samples of 16 bits: arecord -f S16_LE -r {RATE}")
+    raise InputError("a WAV file without its sound")
 
 
 def read_other(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: str, rate: int) -> Recording:

@@ -72,8 +72,8 @@ try:
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import team_of
     from qwen3_lib.kernels.ways import ways_for, ways_table
-    from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, bytes_in, choose_formats, may_move,
-                                           move_layer, mtp_head, stored_tensors, take_slots, touch_pages)
+    from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, bytes_in, choose_formats, formats_in,
+                                           may_move, move_layer, mtp_head, stored_tensors, take_slots, touch_pages)
 except ImportError as error:
     if __name__ == "__main__":
         sys.exit(f"qwen3_numba.py: {error}")
@@ -209,6 +209,7 @@ def needed_functions(w: Weights, batch: NewTokens, n_queries: list[int]) -> np.n
     """The table of products for a batch whose tasks have so many queries."""
     m, head = len(batch.x), int(w.layers.head[0].form)
     needs = [*((form, m) for form in w.formats), *((head, len(batch.wanted)) for _ in batch.wanted[:1])]
+    needs += [(form, len(batch.last)) for form in formats_in(w.layers.reading[-1:]) for _ in batch.last[:1]]
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
         needs += any_number(form, m)
     form, group = int(batch.cache_rows[0].form), w.config.num_attention_heads // w.config.num_key_value_heads

@@ -282,12 +282,21 @@ def test_the_context_follows_from_memory(model, demo):
         assert positions_in(given, 2, 10**12) == given.config.context_length
 
 
-def test_memory_of_a_container(monkeypatch):
+@pytest.mark.parametrize("limit", [
+    {"memory.max": "4000000", "memory.stat": "anon 3000000"},
+    {"memory/memory.limit_in_bytes": "4000000", "memory/memory.stat": "cache 900000\ntotal_rss 3000000"}])
+def test_memory_of_a_container(limit, monkeypatch):
+    """Control groups of both versions: see test_disk.py."""
     assert 2**20 < room.free_memory() < 2**50
-    files = {"/proc/meminfo": "MemAvailable: 9000000 kB\n", "/sys/fs/cgroup/memory.max": "4000000\n",
-             "/sys/fs/cgroup/memory.current": "3000000\n"}
+    files = {"/proc/meminfo": "MemAvailable: 9000000 kB"} | {f"/sys/fs/cgroup/{name}": limit[name] for name in limit}
+
+    def read(self, encoding=None):
+        if str(self) not in files:
+            raise FileNotFoundError(self)
+        return files[str(self)]
+
     monkeypatch.setattr(room.Path, "exists", lambda self: str(self) in files)
-    monkeypatch.setattr(room.Path, "read_text", lambda self: files[str(self)])
+    monkeypatch.setattr(room.Path, "read_text", read)
     assert room.free_memory() == 1_000_000
 
 

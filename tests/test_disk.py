@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from configs import HYBRID_MOE, ROOT
+from configs import FLASH, HYBRID_MOE, ROOT
 from helpers import logits_of, random_ids, read_safetensors, run_main, states_of
 from make_random_model import make_random_model
 from qwen3_5 import mtp_config
@@ -36,7 +36,9 @@ SOURCES = {
     "saved": saved, "fused": fused, "two files": lambda path: make_random_model(MANY, path, "bfloat16", 2),
     "a dense layer": lambda path: make_random_model(MANY | {"mlp_only_layers": [1]}, path, "float32"),
     "an MTP head": lambda path: make_random_model(HYBRID_MOE | {
-        "mtp_num_hidden_layers": 1, "num_experts": 24, "hidden_size": 64, "moe_intermediate_size": 64}, path)}
+        "mtp_num_hidden_layers": 1, "num_experts": 24, "hidden_size": 64, "moe_intermediate_size": 64}, path),
+    "streams": lambda path: make_random_model(FLASH | {
+        "num_experts": 24, "hidden_size": 64, "moe_intermediate_size": 64, "ple_embed_dim": 64}, path, "bfloat16")}
 
 
 def results(path):

@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import bisect
-import contextlib
 import os
 import time
 from collections import deque
@@ -18,6 +17,7 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions, GivenOptions
 from qwen3_lib.generation.steps import Run, step
 from qwen3_lib.generation.prefix_cache import PrefixCache
+from qwen3_lib.io.disk import available_memory
 
 PROMPT_PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
 WORTH_COPYING = 16  # about as many tokens are computed in the time that it takes to read the weights once
@@ -191,13 +191,8 @@ def positions_in(model: Model, slots: int, memory: int) -> int:
 def free_memory() -> int:
     """The bytes of memory that this process may still take. Raises InputError where they can't be found out."""
     try:
-        if not Path("/proc/meminfo").exists():
-            return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-        lines = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-        free = int(lines["MemAvailable"].removesuffix("kB")) * 1024
-    except (OSError, AttributeError, ValueError, KeyError) as error:
+        if Path("/proc/meminfo").exists():
+            return available_memory()
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    except (OSError, AttributeError, ValueError) as error:
         raise InputError("the amount of free memory is unknown on this system; give it: --memory SIZE") from error
-    with contextlib.suppress(OSError, ValueError):  # no cgroup, or "max": no limit
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{name}").read_text()) for name in ("max", "current"))
-        free = min(free, limit - used)
-    return free

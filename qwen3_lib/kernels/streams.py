@@ -60,6 +60,8 @@ def output_streams(record, rank, layer):
     crew, job = crew_of(record, rank), fields.table(record)
     x, h, packed, last = fields.x(job), fields.h(job), fields.packed(job), fields.last(job)
     head, wanted = fields.head(job)[0], fields.wanted(job)
+    if len(last) == 0:
+        return
     read_streams(crew, last, layer, BEFORE_MIXER, job)
     wait(crew)
     for i in items(len(last), crew):

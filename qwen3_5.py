@@ -401,10 +401,12 @@ EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "share
 NEW = ("layer_types", "partial_rotary_factor", "shared_expert_intermediate_size")  # they mean another thing in a Qwen3
 
 
-def hybrid_config(found: dict[str, Any], file: Path, names: Iterable[str], sparse: bool = False) -> HybridConfig:
+def hybrid_config(found: dict[str, Any], file: Path, names: Iterable[str], sparse: bool = False,
+                  attending: tuple[str, ...] = LAYER_TYPES[1:]) -> HybridConfig:
     """The HybridConfig of Source.language; sparse: of a mixture of experts. Raises InputError, as config_of does.
 
-    names: of the stored tensors, which tell whether there is an MTP head; transformers doesn't save it.
+    names: of the stored tensors, which tell whether there is an MTP head; transformers doesn't save it. attending: what
+    layer_types calls layers that attend.
     """
     rope = rope_of(found)
     part = rope.pop("partial_rotary_factor", found["partial_rotary_factor"])
@@ -417,12 +419,13 @@ def hybrid_config(found: dict[str, Any], file: Path, names: Iterable[str], spars
     config = config_of(plain, file)  # checks the rest
     n = config.num_hidden_layers
     kinds = found.get("layer_types") or [LAYER_TYPES[(i + 1) % interval == 0] for i in range(n)]
-    if not isinstance(kinds, list) or len(kinds) != n or not all(kind in LAYER_TYPES for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != n or \
+            not all(kind in (LAYER_TYPES[0], *attending) for kind in kinds):
         raise InputError(f"{file}: layer_types = {brief(repr(kinds), 80)} can't be")
     fields = asdict(config) | sizes | {"norm_topk_prob": sparse, "rope_dim": int(config.head_dim * part)}
     # An MTP head has the model's embedding and lm_head.
     mtp = checked_whole(f"{file}: mtp_num_hidden_layers", found.get("mtp_num_hidden_layers", 0), 0)
-    has_head = bool(mtp and not found.get("mtp_use_dedicated_embeddings") and any(".fc." in name for name in names))
+    has_head = bool(mtp and not found.get("mtp_use_dedicated_embeddings") and any(".fc" in name for name in names))
     fields |= {"mtp_num_hidden_layers": int(has_head), "sparse_layers": tuple(range(n + has_head)) if sparse else ()}
     config = HybridConfig(**fields, linear_layers=tuple(i for i in range(n) if kinds[i] == LAYER_TYPES[0]))
     if config.rope_dim % 2 or not config.rope_dim or config.linear_num_value_heads % config.linear_num_key_heads \
@@ -468,13 +471,12 @@ def load_weights(source: Source) -> dict[str, Any]:
     """The namesake of qwen3.load_weights."""
     config: Any = source.config
     weights = qwen3.load_weights(source)
-    weights["norm"] = 1 + weights["norm"]  # the files hold the distance from 1; only linear_attn.norm is stored whole
-    for layer in weights["layers"]:
-        for name in layer:
-            if name.endswith(("layernorm", "_norm")) or "fc" in layer and name in MTP_NORMS:
-                layer[name] = 1 + layer[name]
-        if "conv1d" in layer:
-            layer["conv1d"] = layer["conv1d"].reshape(len(layer["conv1d"]), -1)
+    for w in (weights, *weights["layers"]):
+        for name in w:
+            if "norm" in name and (name != "norm" or "A_log" not in w):  # only a delta net's norm is stored whole
+                w[name] = 1 + w[name]  # the files hold the distance from 1
+            elif name.endswith("conv1d"):
+                w[name] = w[name].reshape(len(w[name]), -1)
     return weights | ({"mtp": weights["layers"].pop()} if config.mtp_num_hidden_layers else {})
 
 

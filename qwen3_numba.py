@@ -97,7 +97,9 @@ def load_weights(source: Source, quantize: str | None = None, threads: int | Non
     BF16; one of fewer bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K
     and Q6_K stay as they are.
     """
-    saved, kind, config = source.saved, kind_for(source.kind), source.config
+    saved, kind = source.saved, kind_for(source.kind)
+    source = kind.source(source)
+    config = source.config
     if saved is not None and quantize not in (None, saved.format):
         raise InputError(f"{source.path}: this checkpoint is {saved.format}, so it can't be made {quantize}")
     shapes, stored = stored_tensors(source)
@@ -334,7 +336,8 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
                                 f"to {LARGEST_CACHED[dtype]}: try --kv-dtype bf16"} if dtype in LARGEST_CACHED else {}
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
         load = partial(load_weights, quantize=packing, threads=threads, activations=activations or "bf16")
-        return Engine(load, kind_for(source.kind).cache(CACHES[cached]), run_pass, guess=guess, drafts=True,
+        kind = kind_for(source.kind)
+        return Engine(load, kind.cache(CACHES[cached]), run_pass, guess=None if kind.normed else guess, drafts=True,
                       rows=lambda model, name, token_ids: matrix_rows(
                           model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow)
 

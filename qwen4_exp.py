@@ -9,7 +9,7 @@
 
 This file stands on qwen3_5.py, which you should read first, and has what is new. Read it from top to bottom:
 
-    config -> the streams -> the n-gram table -> sparse attention -> a layer and the whole pass -> cache -> loading
+    config -> streams -> n-gram table -> sparse attention -> a layer, the whole pass, the MTP head -> cache -> loading
 
 What is new against Qwen3.5, with the sizes of Qwen3.8-Flash-Next (`n` is the number of tokens):
 
@@ -31,26 +31,19 @@ What is new against Qwen3.5, with the sizes of Qwen3.8-Flash-Next (`n` is the nu
                         index       K0        K1        K2                a key for each block of 4: their averages
                         scores     0.3       2.1       0.0                of K with the query's own index queries
                         it sees            4 5 6 7              12 13     the best blocks, and the unfinished one
-
-The words that qwen3_5.py doesn't have:
-
-    streams       hc_count residual streams in place of one; each layer reads one mixture of them
-    index key     a small key by which attention finds the blocks that are worth reading
-    budget        how many positions of whole blocks a query sees; a shorter text is seen whole, as in Qwen3.5
-    n-gram        two or three tokens in a row; a hash of their ids is a row of the table
-
-Not computed here: pictures, and the MTP head in the files (mtp.*), which only guesses.
 """
 from __future__ import annotations
 
 import itertools
 import math
 import mmap
+import re
 import sys
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple, Self
 
 if __name__ == "__main__" and find_spec("qwen3") is None:
@@ -59,8 +52,8 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 import qwen3  # first: it says in one line what is missing
 import numpy as np
 import qwen3_5
-from qwen3 import (Engine, Model, ModelType, Pass, Source, Tensor, apply_rope, attention, attention_in_blocks,
-                   checked_whole, linear, rms_norm, rope_tables, to_float32, together)
+from qwen3 import (Engine, Model, Pass, Source, Tensor, TokenIds, apply_rope, attention, attention_in_blocks,
+                   checked_whole, embed_tokens, linear, rms_norm, rope_tables, to_float32, together)
 from qwen3_5 import (SPARSE, HybridCache, HybridConfig, Snapshot, State, causal_convolution, feed_forward,
                      gated_attention, gated_delta_net, hybrid_config, sigmoid, silu)
 from tokenizer_utils import InputError, brief
@@ -103,22 +96,23 @@ def read_streams(r: np.ndarray, w: dict[str, Any], name: str, config: StreamConf
     Each stream is normalised by itself. Then each of their numbers has a switch, which looks at all streams (through
     hc_lowrank numbers); h is the mean over the streams. No other norm is in a layer.
     """
-    normed = rms_norm(r, w[f"{name}.hc_norm"], config.rms_norm_eps)
-    flat = normed.reshape(len(r), -1)
-    inner = silu(linear(flat, w[f"{name}.input_mix_weight_down"]) / np.float32(config.hc_count))
-    switch = sigmoid(linear(inner, w[f"{name}.input_mix_weight_up"])).reshape(r.shape)
+    normed = rms_norm(r, w[f"{name}:hc_norm"].reshape(r.shape[1:]), config.rms_norm_eps)
+    flat = normed.reshape(len(r), r.shape[1] * r.shape[2])
+    inner = silu(linear(flat, w[f"{name}:input_mix_weight_down"]) / np.float32(config.hc_count))
+    switch = sigmoid(linear(inner, w[f"{name}:input_mix_weight_up"])).reshape(r.shape)
     return (switch * normed).mean(axis=1), flat
 
 
 def write_streams(r: np.ndarray, out: np.ndarray, flat: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
     """Adds what a layer gives, out [n, hidden_size], to each stream, by weights from 0 to 2 that `flat` sets."""
-    weights = 2 * sigmoid(linear(flat, w[f"{name}.block_inject_weight"]) / np.float32(r.shape[1]))  # [n, hc_count]
+    weights = 2 * sigmoid(linear(flat, w[f"{name}:block_inject_weight"]) / np.float32(r.shape[1]))  # [n, hc_count]
     return r + weights[..., None] * out[:, None]
 
 
 # ---- The n-gram table ------------------------------------------------------------------------------------------------
 # A token's last two and three ids are hashed, heads_per_ngram times each, and each hash is a row of a table: knowledge
 # of common word groups that costs no arithmetic. Each head has a part of the table, a prime number of rows.
+
 def primes(first: int, n: int) -> list[int]:
     """The n smallest primes from `first` on."""
     numbers = itertools.count(max(first, 2))
@@ -143,22 +137,15 @@ def multipliers(config: StreamConfig, table: int) -> list[int]:
     return drawn
 
 
-class Hash(NamedTuple):
-    """Of a table."""
-    end: int  # the end-of-text token: what stands before it isn't seen
-    factors: np.ndarray  # int64 [ngram_size]
-    sizes: np.ndarray  # int64 [ngram_size - 1, heads_per_ngram]
-    offsets: np.ndarray  # the first row of each head, likewise
-
-
-def ngram_rows(before: np.ndarray, ids: np.ndarray, by: Hash) -> np.ndarray:
+def ngram_rows(before: np.ndarray, ids: np.ndarray, by: Table) -> np.ndarray:
     """The rows of tokens [n] after the tokens `before` -> [n, ngram_heads].
 
     An n-gram ends at its token. Beyond an end of text, and before the text, each id counts as that of the end of text.
     """
     more, n = len(by.factors) - 1, len(ids)
     text = np.concatenate([np.full(more, by.end), before, ids])[-(n + more):]
-    mixed, ended, rows = ids * by.factors[0], np.zeros(n, bool), []
+    text = np.where(text < 0, by.picture, text)
+    mixed, ended, rows = text[more:] * by.factors[0], np.zeros(n, bool), []
     for i in range(1, more + 1):
         earlier = text[more - i:][:n]
         ended |= earlier == by.end
@@ -168,9 +155,13 @@ def ngram_rows(before: np.ndarray, ids: np.ndarray, by: Hash) -> np.ndarray:
 
 
 class Table(NamedTuple):
-    """An n-gram table [rows, d], which stays in its mapped files: parts of it, and the hash that chooses rows."""
-    parts: list[Tensor]
-    by: Hash
+    """An n-gram table [rows, d], which stays in its mapped files, and the hash that chooses rows."""
+    parts: list[Any]  # Tensors, or PackedTensors of qwen3_lib with bytes of rows as `data`
+    end: int  # the end-of-text token: what stands before it isn't seen
+    picture: int  # the id that a picture's tokens have in the hash
+    factors: np.ndarray  # int64 [ngram_size]
+    sizes: np.ndarray  # int64 [ngram_size - 1, heads_per_ngram]
+    offsets: np.ndarray  # the first row of each head, likewise
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """These rows [n, heads] in float32, side by side -> [n, heads * d]. Each is read once, in the file's order."""
@@ -180,12 +171,12 @@ class Table(NamedTuple):
         local = [some - (end - part.shape[0]) for some, end, part in zip(cut, ends, self.parts)]
         for part, some in zip(self.parts, local):
             read_ahead(part, some)
-        found = np.concatenate([to_float32(part._replace(data=part.data[some]))
-                                for part, some in zip(self.parts, local) if len(some)])
+        found = np.concatenate([to_float32(part._replace(data=part.data[some])) if isinstance(part, Tensor) else
+                                part.decode(part.data[some]) for part, some in zip(self.parts, local) if len(some)])
         return found[places].reshape(len(rows), -1)
 
 
-def read_ahead(part: Tensor, rows: np.ndarray) -> None:
+def read_ahead(part: Any, rows: np.ndarray) -> None:
     """Tells the system which rows come, so that it reads them together and not one after the other."""
     if hasattr(mmap, "MADV_WILLNEED"):
         size, start = part.data.strides[0], part.data.ctypes.data - np.frombuffer(part.mapping, np.uint8).ctypes.data
@@ -196,8 +187,9 @@ def read_ahead(part: Tensor, rows: np.ndarray) -> None:
 
 def look_up(tables: dict[int, Table], new: Pass) -> dict[int, np.ndarray]:
     """What the table of each n-gram layer has for the tokens of a pass, [n, ple_embed_dim]."""
-    return {layer: table.take(together([ngram_rows(one.token_ids[:one.length], new.token_ids[rows], table.by)
-                                        for one, rows in new.parts])) for layer, table in tables.items()}
+    return {layer: table.take(np.concatenate([
+        ngram_rows(one.token_ids[:one.length], new.token_ids[rows], table) for one, rows in new.parts]))
+        for layer, table in tables.items()}
 
 
 def ngram_layer(r: np.ndarray, found: np.ndarray, w: dict[str, Any], config: StreamConfig, cache: Pass,
@@ -208,14 +200,14 @@ def ngram_layer(r: np.ndarray, found: np.ndarray, w: dict[str, Any], config: Str
     ngram_size-th token spreads the values to the next tokens.
     """
     def norm(x: np.ndarray, name: str) -> np.ndarray:
-        return rms_norm(x.reshape(r.shape), w[f"ple.norm_{name}"], config.rms_norm_eps)
+        return rms_norm(x.reshape(r.shape), w[f"ple:norm_{name}"].reshape(r.shape[1:]), config.rms_norm_eps)
 
-    key, query = norm(linear(found, w["ple.key_proj"]), "key"), norm(r, "query")
+    key, query = norm(linear(found, w["ple:key_proj"]), "key"), norm(r, "query")
     fit = (key * query).sum(axis=-1, keepdims=True) / np.float32(math.sqrt(config.hidden_size))  # [n, hc_count, 1]
     fit = np.sign(fit) * np.sqrt(np.maximum(np.abs(fit), np.float32(1e-6)))
-    value = sigmoid(fit) * linear(found, w["ple.value_proj"])[:, None]
+    value = sigmoid(fit) * linear(found, w["ple:value_proj"])[:, None]
     rows = norm(value, "conv").reshape(len(r), -1)
-    spread = together([one.spread(layer, rows[part], w["ple.conv1d"]) for one, part in cache.parts])
+    spread = together([one.spread(layer, rows[part], w["ple:conv1d"]) for one, part in cache.parts])
     return r + value + spread.reshape(r.shape)
 
 
@@ -228,14 +220,13 @@ def turned(x: np.ndarray, norm: np.ndarray, config: StreamConfig, positions: np.
     return np.concatenate([apply_rope(x[..., :config.rope_dim], cos, sin), x[..., config.rope_dim:]], axis=-1)
 
 
-def block_keys(keys: np.ndarray, norm: np.ndarray, config: StreamConfig, first: int) -> np.ndarray:
-    """Raw index keys [n * ratio, d] of whole blocks, of which the number `first` is the first -> their keys [n, d].
+def block_keys(keys: np.ndarray, norm: np.ndarray, config: StreamConfig, positions: np.ndarray) -> np.ndarray:
+    """Raw index keys [n * ratio, d] of whole blocks, and the position of each block's first token -> their keys [n, d].
 
     A block's key is the average of its tokens' keys, and stands at the position of its first token.
     """
-    ratio = config.indexer_compress_ratio
-    mean = keys.reshape(-1, ratio, keys.shape[-1]).mean(axis=1)
-    return turned(mean[None], norm, config, ratio * np.arange(first, first + len(mean)))[0]
+    mean = keys.reshape(len(positions), -1, keys.shape[-1]).mean(axis=1)
+    return turned(mean[None], norm, config, positions)[0]
 
 
 def chosen_positions(scores: np.ndarray, length: int, config: StreamConfig) -> np.ndarray:
@@ -249,24 +240,17 @@ def chosen_positions(scores: np.ndarray, length: int, config: StreamConfig) -> n
     return np.concatenate([whole.reshape(-1), np.arange(len(scores) * ratio, length)])
 
 
-class Index(NamedTuple):
-    """The pass of an attending layer, whose caches attend by these index queries and keys."""
-    cache: Pass
-    queries: np.ndarray  # [heads, n, d], turned
-    keys: np.ndarray  # [n, d], as they are
-    norm: np.ndarray  # of block_keys
-
-    def attend(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-        return together([one.look(layer, q[:, rows], k[:, rows], v[:, rows], self.queries[:, rows], self.keys[rows],
-                                  self.norm) for one, rows in self.cache.parts], axis=1)
-
-
 def sparse_attention(x: np.ndarray, w: dict[str, Any], config: StreamConfig, cache: Pass, layer: int,
                      cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """gated_attention of the positions that an index chooses: x [n, hidden_size] -> the same shape."""
     index = linear(x, w["index_qk_proj"]).reshape(len(x), -1, config.indexer_head_dim)  # the last one is the key
     queries = turned(index[:, :-1].swapaxes(0, 1), w["q_layernorm"], config, cache.positions)
-    by_index: Any = Index(cache, queries, index[:, -1], w["k_layernorm"])
+
+    def attend(layer: int, *qkv: np.ndarray) -> np.ndarray:
+        return together([one.look(layer, *(each[:, rows] for each in (*qkv, queries)), index[rows, -1],
+                                  cache.positions[rows], w["k_layernorm"]) for one, rows in cache.parts], axis=1)
+
+    by_index: Any = SimpleNamespace(attend=attend)
     return gated_attention(x, w, config, by_index, layer, cos, sin)
 
 
@@ -276,8 +260,9 @@ def decoder_layer(r: np.ndarray, w: dict[str, Any], config: StreamConfig, cache:
                   cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """One layer: the streams r [n, hc_count, hidden_size] -> the same shape. Writes into the caches of a pass."""
     h, flat = read_streams(r, w, "attn_hyper_connection", config)
+    attend = sparse_attention if "index_qk_proj" in w else gated_attention  # that of the MTP head
     out = gated_delta_net(h, w, config, cache, layer, GATES[config.output_gate_type]) \
-        if layer in config.linear_layers else sparse_attention(h, w, config, cache, layer, cos, sin)
+        if layer in config.linear_layers else attend(h, w, config, cache, layer, cos, sin)
     r = write_streams(r, out, flat, w, "attn_hyper_connection")
     h, flat = read_streams(r, w, "mlp_hyper_connection", config)
     return write_streams(r, feed_forward(h, w, config), flat, w, "mlp_hyper_connection")
@@ -285,18 +270,33 @@ def decoder_layer(r: np.ndarray, w: dict[str, Any], config: StreamConfig, cache:
 
 @np.errstate(over="ignore", invalid="ignore")
 def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
-    """The namesake of qwen3.run_pass."""
+    """The namesake of qwen3.run_pass; its hidden states are the streams, [n, hc_count * hidden_size]."""
     config, weights = model.config, model.weights  # type: Any, Any
     cos, sin = rope_tables(config, new.positions)
-    found = look_up(weights["tables"], new)
+    found = look_up(weights["tables"], new)  # for all tokens, before the first layer
     r = np.repeat(new.x[:, None], config.hc_count, axis=1)
     for i, w in enumerate(weights["layers"]):
         if i in found:
             r = ngram_layer(r, found[i], w, config, new, i)
         r = decoder_layer(r, w, config, new, i, cos, sin)
     new.advance()
-    h, _ = read_streams(r, weights, "hyper_connection_mixer", config)
-    return linear(h[new.wanted], weights["lm_head"]), h
+    h, _ = read_streams(r[new.wanted], weights, "hyper_connection_mixer", config)
+    return linear(h, weights["lm_head"]), r.reshape(len(r), -1)
+
+
+@np.errstate(over="ignore", invalid="ignore")
+def guess(model: Model, states: np.ndarray, token_ids: TokenIds, cache: Any, start: int) -> tuple[np.ndarray, int]:
+    """The namesake of qwen3_5.guess, with run_pass' hidden states. The head's layer attends to all it has read."""
+    w, ids, config = model.weights["mtp"], np.asarray(token_ids), cache.config
+    cos, sin = rope_tables(config, start + cache.reserve(len(ids)))
+    following = rms_norm(embed_tokens(model, ids), w["pre_fc_norm_embedding"], config.rms_norm_eps)
+    before = rms_norm(states, w["pre_fc_norm_hidden"], config.rms_norm_eps)  # all streams together
+    r = linear(before.reshape(len(ids), config.hc_count, -1), w["fc_hidden"])
+    r = r + linear(following, w["fc_embedding"])[:, None]
+    r = decoder_layer(r, w, config, cache, 0, cos, sin)
+    cache.advance(ids)
+    h, _ = read_streams(r[-1:], w, "hyper_connection_mixer", config)
+    return r.reshape(len(ids), -1), int(linear(h, model.weights["lm_head"]).argmax())
 
 
 # ---- The cache -------------------------------------------------------------------------------------------------------
@@ -305,7 +305,8 @@ class StreamCache(HybridCache):
     """A HybridCache with an index of the layers that attend, and an n-gram layer's rows: ~layer's state in a snapshot.
 
     index [n attending, 1, capacity, d]: raw index keys; blocks [n attending, capacity // ratio, d]: those of whole
-    blocks. A block that is cut is computed again.
+    blocks. A block that is cut is computed again. places [capacity, rope_dim / 2]: of each token, see rope_tables. In a
+    snapshot, ~layer is the key of an n-gram layer's rows.
     """
     config: StreamConfig
     kind = "of streams"
@@ -314,6 +315,7 @@ class StreamCache(HybridCache):
         super().__init__(config, max_length)
         self.index = np.empty((len(self.attending), 1, 0, config.indexer_head_dim), np.float32)
         self.blocks = np.empty((len(self.attending), 0, config.indexer_head_dim), np.float32)
+        self.places = np.empty((0, config.rope_dim // 2), np.float32)
         rows = (config.ple_conv_kernel_size - 1) * config.ngram_size
         before = State(np.zeros((rows, config.hc_count * config.hidden_size), np.float32), np.zeros(0, np.float32),
                        np.zeros((0, 0), np.float32))
@@ -327,18 +329,21 @@ class StreamCache(HybridCache):
             self.index = self._resized(self.index, capacity)
             more = capacity // self.config.indexer_compress_ratio - self.blocks.shape[1]
             self.blocks = np.pad(self.blocks, ((0, 0), (0, more), (0, 0)))
+            self.places = np.pad(self.places, ((0, capacity - len(self.places)), (0, 0)))
         return positions
 
     def look(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, queries: np.ndarray, keys: np.ndarray,
-             norm: np.ndarray) -> np.ndarray:
-        """KVCache.attend of the positions that the index chooses for each of the new tokens: see Index."""
+             positions: np.ndarray, norm: np.ndarray) -> np.ndarray:
+        """KVCache.attend to those that the index chooses for each of the new tokens, by its turned queries
+        [heads, n, d] and raw keys [n, d]; norm: of block_keys."""
         i, ratio, start = self.attending.index(layer), self.config.indexer_compress_ratio, self.length
         end = start + len(keys)
-        self.index[i, 0, start:end] = keys
+        self.index[i, 0, start:end], self.places[start:end] = keys, positions.reshape(len(keys), -1)
         first, n_blocks = start // ratio, end // ratio
         if first < n_blocks:
-            whole = self.index[i, 0, first * ratio:n_blocks * ratio]
-            self.blocks[i, first:n_blocks] = block_keys(whole, norm, self.config, first)
+            new = slice(first * ratio, n_blocks * ratio)
+            self.blocks[i, first:n_blocks] = block_keys(self.index[i, 0, new], norm, self.config,
+                                                        self.places[new][::ratio])
         self.k[i, :, start:end], self.v[i, :, start:end] = k, v
         k, v = self.k[i, :, :end], self.v[i, :, :end]
         plain = min(max(self.config.indexer_budget + ratio - 1 - start, 0), len(keys))  # the first tokens that see all
@@ -358,46 +363,46 @@ class StreamCache(HybridCache):
         self.new[~layer] = State(history, memory, np.zeros((guesses, 0), np.float32))
         return out
 
+    def parts(self, n: int) -> dict[str, np.ndarray]:
+        """What the index has of the first n tokens, by the names in files."""
+        return {"index": self.index[:, 0, :n], "blocks": self.blocks[:, :n // self.config.indexer_compress_ratio],
+                "places": self.places[:n]}
+
     def copy_from(self, source: Self, n: int) -> None:
         super().copy_from(source, n)
-        n_blocks = n // self.config.indexer_compress_ratio
-        self.index[:, :, :n], self.blocks[:, :n_blocks] = source.index[:, :, :n], source.blocks[:, :n_blocks]
+        for ours, theirs in zip(self.parts(n).values(), source.parts(n).values()):
+            ours[:] = theirs
 
     def arrays(self) -> dict[str, np.ndarray]:
-        """See HybridCache.arrays; also index, blocks, and ngram [n tables, rows, hc_count * hidden_size]."""
+        """See HybridCache.arrays; also `parts`, and ngram [n tables, rows, hc_count * hidden_size]."""
         histories = [self.snapshots[-1].states[~layer].history for layer in self.config.ple_layers]
-        return super().arrays() | {"index": self.index[:, 0, :self.length],
-                                   "blocks": self.blocks[:, :self.length // self.config.indexer_compress_ratio],
-                                   "ngram": np.array(histories, np.float32)}
+        return super().arrays() | self.parts(self.length) | {"ngram": np.array(histories, np.float32)}
 
     def restore(self, arrays: dict[str, np.ndarray]) -> None:
         for layer, history in zip(self.config.ple_layers, arrays["ngram"]):
             late = np.zeros((max(len(history) - self.rows, 0), 0), np.float32)
             self.new[~layer] = State(history, np.zeros(0, np.float32), late)
         super().restore(arrays)
-        for ours, given in ((self.arrays()[name], arrays[name]) for name in ("index", "blocks")):
-            if given.shape != ours.shape or given.dtype != ours.dtype:
+        for name, part in self.parts(self.length).items():
+            if arrays[name].shape != part.shape or arrays[name].dtype != part.dtype:
                 raise InputError("the index of another cache, or a damaged one")
-            ours[:] = given
+            part[:] = arrays[name]
 
     def bytes(self, length: int, more_layers: int = 0) -> int:
         keys = len(self.attending) * (length + length // self.config.indexer_compress_ratio)
-        return super().bytes(length) + keys * self.config.indexer_head_dim * self.index.itemsize
+        places = length * self.config.rope_dim // 2 * self.places.itemsize
+        return super().bytes(length) + places + keys * self.config.indexer_head_dim * self.index.itemsize
 
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
 
 GATES = {"silu": silu, "sigmoid": sigmoid}  # output_gate_type
 ATTENDING = ("full_attention", "indexed_attention", "deepseek_sparse_attention", "hybrid_indexed")  # files differ
-STREAM_PARTS = ("attn_hyper_connection.", "mlp_hyper_connection.", "hyper_connection_mixer.", "ple.")
 
 
 def stream_config(found: dict[str, Any], file: Path, names: Iterable[str]) -> StreamConfig:
     """The StreamConfig of Source.language. Raises InputError, as hybrid_config does."""
-    kinds = found.get("layer_types")
-    if isinstance(kinds, list):
-        found = found | {"layer_types": ["full_attention" if kind in ATTENDING else kind for kind in kinds]}
-    config = hybrid_config(found | {"mtp_num_hidden_layers": 0}, file, names, sparse=True)
+    config = hybrid_config(found, file, names, sparse=True, attending=ATTENDING)
     found = {"ple_embed_dim": config.hidden_size, "output_gate_type": found.get("hidden_act", "silu")} | found
     sizes: dict[str, Any] = {name: checked_whole(f"{file}: {name}", found.get(name), int(name != "seed"))
                              for name, kind in StreamConfig.__annotations__.items() if kind == "int"}
@@ -420,79 +425,67 @@ def stream_config(found: dict[str, Any], file: Path, names: Iterable[str]) -> St
 
 
 def tensor_shapes(config: StreamConfig) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor of a checkpoint, but for the vision tower and the MTP head."""
+    """Name -> shape of every tensor of a checkpoint, but for the vision tower and the index of the MTP head."""
     d, streams, low = config.hidden_size, config.hc_count * config.hidden_size, config.hc_lowrank
-    shapes = {name: shape for name, shape in qwen3_5.tensor_shapes(config).items()
-              if name != "model.norm.weight" and not name.endswith("_layernorm.weight")}
+    n, head = config.num_hidden_layers, f"layers.{config.num_hidden_layers}"
+    shapes = {name: shape for name, shape in qwen3_5.tensor_shapes(config).items() if not name.endswith(
+        ("model.norm.weight", "_layernorm.weight", f"{head}.norm.weight", f"{head}.fc.weight"))}
 
-    def connection(name: str, writes: bool = True) -> dict[str, tuple[int, ...]]:
-        parts = {"hc_norm": (streams,), "input_mix_weight_down": (low, streams), "input_mix_weight_up": (streams, low)}
-        parts |= {"block_inject_weight": (config.hc_count, streams)} if writes else {}
-        return {f"model.{name}.{part}.weight": shape for part, shape in parts.items()}
+    def put(place: str, **parts: tuple[int, ...]) -> None:
+        shapes.update({f"model.{place}.{name}.weight": shape for name, shape in parts.items()})
 
-    shapes |= connection("hyper_connection_mixer", writes=False)
+    def connect(place: str, **more: tuple[int, ...]) -> None:
+        put(place, hc_norm=(streams,), input_mix_weight_down=(low, streams), input_mix_weight_up=(streams, low), **more)
+
+    connect("hyper_connection_mixer")
+    if config.mtp_num_hidden_layers:
+        put(head, fc_embedding=(d, d), fc_hidden=(d, d), pre_fc_norm_hidden=(streams,))
+        connect(f"{head}.hyper_connection_mixer")
     size = config.indexer_head_dim
-    for i in range(config.num_hidden_layers):
-        shapes |= connection(f"layers.{i}.attn_hyper_connection") | connection(f"layers.{i}.mlp_hyper_connection")
-        if i not in config.linear_layers:
-            parts = {"index_qk_proj": ((config.indexer_n_heads + 1) * size, d), "q_layernorm": (size,),
-                     "k_layernorm": (size,)}
-            shapes |= {f"model.layers.{i}.self_attn.indexer.{name}.weight": shape for name, shape in parts.items()}
+    for i in range(n + config.mtp_num_hidden_layers):
+        for half in ("attn", "mlp"):
+            connect(f"layers.{i}.{half}_hyper_connection", block_inject_weight=(config.hc_count, streams))
+        if i not in (*config.linear_layers, n):
+            put(f"layers.{i}.self_attn.indexer", index_qk_proj=((config.indexer_n_heads + 1) * size, d),
+                q_layernorm=(size,), k_layernorm=(size,))
     for table, i in enumerate(config.ple_layers):
-        parts = {"key_proj": (streams, config.ple_embed_dim), "value_proj": (d, config.ple_embed_dim),
-                 "norm_key": (streams,), "norm_query": (streams,), "norm_conv": (streams,),
-                 "conv1d": (streams, 1, config.ple_conv_kernel_size)}
+        put(f"layers.{i}.ple", key_proj=(streams, config.ple_embed_dim), value_proj=(d, config.ple_embed_dim),
+            norm_key=(streams,), norm_query=(streams,), norm_conv=(streams,),
+            conv1d=(streams, 1, config.ple_conv_kernel_size))
         rows = -(-sum(head_sizes(config, table)) // (pad := config.make_ngram_vocab_size_divisible_by)) * pad
         step, size = -(-rows // config.split_ngram_parts), config.ple_embed_dim // config.ngram_heads
-        parts |= {f"ple_embedding.ngram_embedding.shard_{i}": (min(step, rows - start), size)
-                  for i, start in enumerate(range(0, rows, step))}
-        shapes |= {f"model.layers.{i}.ple.{name}.weight": shape for name, shape in parts.items()}
+        put(f"layers.{i}.ple.ple_embedding.ngram_embedding", **{
+            f"shard_{part}": (min(step, rows - start), size) for part, start in enumerate(range(0, rows, step))})
     return shapes
 
 
 def tables_of(source: Source) -> dict[int, Table]:
-    """The n-gram tables by their layers. Raises InputError for one in another form than that of Qwen's file in bf16."""
-    found, config = dict[int, Table](), source.config  # type: Any, Any
+    """The n-gram tables, by their layers."""
+    config: Any = source.config
+    found, picture = dict[int, Table](), checked_whole("image_token_id", source.about.get("image_token_id", 248056), 0)
     for i, layer in enumerate(config.ple_layers):
-        start, factors = f"model.layers.{layer}.ple.ple_embedding.", np.array(multipliers(config, i), np.int64)
-        parts = [tensor for name, tensor in source.tensors.items() if name.startswith(start)]  # in the order of shapes
-        if not all(isinstance(part, Tensor) for part in parts):
-            raise InputError(f"{source.path}: the n-gram table is read in bf16, float16 or float32 only")
-        sizes = np.array(head_sizes(config, i), np.int64).reshape(-1, config.heads_per_ngram)
+        parts = [tensor for name, tensor in source.tensors.items()  # in the order of shapes
+                 if name.startswith(f"model.layers.{layer}.ple.ple_embedding.")]
+        factors, sizes = (np.array(numbers(config, i), np.int64) for numbers in (multipliers, head_sizes))
+        sizes = sizes.reshape(-1, config.heads_per_ngram)
         offsets = sizes.cumsum().reshape(sizes.shape) - sizes
-        found[layer] = Table(parts, Hash(config.eos_token_ids[0], factors, sizes, offsets))
+        found[layer] = Table(parts, config.eos_token_ids[0], picture, factors, sizes, offsets)
     return found
 
 
 def load_weights(source: Source) -> dict[str, Any]:
-    """The namesake of qwen3.load_weights; `tables` are the n-gram tables, by their layers."""
-    config: Any = source.config
-    ours = {name: tensor for name, tensor in source.tensors.items()
-            if "ngram_embedding" not in name and any(group in name for group in STREAM_PARTS)}
-    weights = qwen3.load_weights(replace(source, tensors={
-        name: tensor for name, tensor in source.tensors.items() if name not in ours and "ngram_embedding" not in name}))
-    for name, tensor in ours.items():
-        parts = name.removesuffix(".weight").split(".")
-        place = weights["layers"][int(parts[2])] if "layers" in parts else weights
-        place[".".join(parts[-2:])] = to_float32(tensor)  # such as ple.norm_key
-    for place in (weights, *weights["layers"]):
-        for name in place:
-            if name.endswith(("layernorm", "_norm")) or ".norm_" in name:
-                place[name] = 1 + place[name]  # the files hold the distance from 1
-                if "." in name:  # a norm for each stream
-                    place[name] = place[name].reshape(config.hc_count, -1)
-            elif name.endswith("conv1d"):
-                place[name] = place[name].reshape(len(place[name]), -1)
-    return weights | {"tables": tables_of(source)}
+    """The namesake of qwen3.load_weights; a part of a layer has a name such as ple:key_proj."""
+    tensors = {re.sub(r"(_connection|_mixer|ple)\.", r"\1:", name): tensor for name, tensor in source.tensors.items()
+               if "ngram_embedding" not in name}
+    return qwen3_5.load_weights(replace(source, tensors=tensors)) | {"tables": tables_of(source)}
 
 
-FLASH = ModelType(stream_config, tensor_shapes, SPARSE.defaults | {
+FLASH = replace(SPARSE, config=stream_config, shapes=tensor_shapes, defaults=SPARSE.defaults | {
     "partial_rotary_factor": 1.0, "num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True, "hc_count": 4,
     "hc_lowrank": 320, "ple_conv_kernel_size": 4, "ngram_size": 3, "heads_per_ngram": 8, "seed": 1234,
     "ngram_vocab_size_base": 20_000_000, "make_ngram_vocab_size_divisible_by": 128, "split_ngram_parts": 512},
-    ("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"), Engine(load_weights, StreamCache, run_pass),
-    names={"model.language_model.": "model."}, tower=("model.visual.",), fast="qwen3_lib.kernels.flash",
-    layer=decoder_layer)
+    architectures=("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
+    engine=Engine(load_weights, StreamCache, run_pass, guess=guess), fast="qwen3_lib.kernels.flash", layer=decoder_layer)
 MODEL_TYPES = {"qwen4_exp_text": FLASH, "qwen4_exp": replace(FLASH, text=("text_config",))}
 
 

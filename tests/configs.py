@@ -154,8 +154,8 @@ def seeing_hybrid(config: dict, tower: str) -> dict:
     kind = config["model_type"].removesuffix("_text")
     text = {key: value for key, value in config.items() if key not in ("architectures", "torch_dtype")} | {
         "max_position_embeddings": 8192, "vocab_size": 970}
-    name = f"Qwen3_5{'Moe' * kind.endswith('moe')}ForConditionalGeneration"
-    return SEEING | {"architectures": [name], "model_type": kind, "text_config": text,
+    name = {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe", "qwen4_exp": "Qwen4Exp"}[kind]
+    return SEEING | {"architectures": [f"{name}ForConditionalGeneration"], "model_type": kind, "text_config": text,
                      "tie_word_embeddings": config["tie_word_embeddings"],
                      "vision_config": tower_config(tower, config["hidden_size"])}
 

@@ -125,7 +125,7 @@ def random_tensor(rng: np.random.Generator, shape: tuple[int, ...], dtype: str, 
 def published(name: str, behind: str) -> str:
     """The name in a file; `behind`: how names of the layer behind the others begin here, which is an MTP head's."""
     within = name.removeprefix(behind)
-    in_layer = within.startswith(("self_attn.", "mlp.")) or "layernorm" in within
+    in_layer = within.startswith(("self_attn.", "mlp.", "attn_hyper", "mlp_hyper")) or "layernorm" in within
     return name if within == name else f"mtp.{'layers.0.' * in_layer}{within}"
 
 

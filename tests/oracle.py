@@ -89,15 +89,24 @@ def part_of(tensors, start) -> dict[str, np.ndarray]:
     return {short.partition(".")[2] or short: tensors[name] for name, short in names.items()}
 
 
+def sigmoid(x):
+    return 1 / (1 + np.exp(-x))
+
+
+def silu(x):
+    return x * sigmoid(x)
+
+
 def hybrid_layer(c, w, x, positions) -> np.ndarray:
     """x [n, hidden_size] after a layer of a Qwen3.5."""
-    n, silu = len(x), lambda x: x / (1 + np.exp(-x))
+    x = x + mixed(c, w, norm(x, 1 + w["input_layernorm"], c.rms_norm_eps), positions)
+    return x + fed_forward(c, w, norm(x, 1 + w["post_attention_layernorm"], c.rms_norm_eps))
+
+
+def mixed(c, w, h, positions) -> np.ndarray:
+    """What the delta net, or the attention, of a layer makes of h [n, hidden_size]."""
+    n, outs = len(h), []
     frequencies = c.rope_theta ** (-np.arange(0, c.rope_dim, 2) / c.rope_dim)
-
-    def swiglu(h, name=""):
-        return (silu(h @ w[f"{name}gate_proj"].T) * (h @ w[f"{name}up_proj"].T)) @ w[f"{name}down_proj"].T
-
-    h, outs = norm(x, 1 + w["input_layernorm"], c.rms_norm_eps), []
     if "A_log" in w:
         rows, width = h @ w["in_proj_qkv"].T, w["conv1d"].shape[-1]
         qkv = np.array([silu(sum(w["conv1d"][:, 0, width - 1 - j] * rows[t - j] for j in range(min(width, t + 1))))
@@ -116,7 +125,7 @@ def hybrid_layer(c, w, x, positions) -> np.ndarray:
                 state += gains[t, head_] * np.outer(v[t] - state @ k[t], k[t])
                 out[t] = state @ q[t] / np.sqrt(key)
             outs.append(norm(out, w["norm"], c.rms_norm_eps) * silu(z[:, head_ * value:][:, :value]))
-        x = x + np.concatenate(outs, axis=-1) @ w["out_proj"].T
+        return np.concatenate(outs, axis=-1) @ w["out_proj"].T
     else:
         both = (h @ w["q_proj"].T).reshape(n, -1, 2 * c.head_dim).swapaxes(0, 1)
         k, v = ((h @ w[f"{name}_proj"].T).reshape(n, -1, c.head_dim).swapaxes(0, 1) for name in "kv")
@@ -129,15 +138,53 @@ def hybrid_layer(c, w, x, positions) -> np.ndarray:
                                             a[:, c.rope_dim:]], -1))
             scores = np.where(np.tri(n, dtype=bool), pair[0] @ pair[1].T / np.sqrt(c.head_dim), -np.inf)
             outs.append(softmax(scores) @ v[head_ * len(v) // len(both)] / (1 + np.exp(-q[:, c.head_dim:])))
-        x = x + np.concatenate(outs, axis=-1) @ w["o_proj"].T
-    h = norm(x, 1 + w["post_attention_layernorm"], c.rms_norm_eps)
-    if "gate" in w:
-        probabilities = softmax(h @ w["gate"].T)
-        for t in range(n):
-            best = np.argsort(-probabilities[t])[:c.num_experts_per_tok]
-            total = probabilities[t, best].sum() if c.norm_topk_prob else 1
-            x[t] += sum(probabilities[t, e] / total * swiglu(h[t], f"experts.{e}.") for e in best)
-            x[t] += swiglu(h[t], "shared_expert.") / (1 + np.exp(-w["shared_expert_gate"][0] @ h[t]))
-    else:
-        x = x + swiglu(h)
-    return x
+        return np.concatenate(outs, axis=-1) @ w["o_proj"].T
+
+
+def fed_forward(c, w, h) -> np.ndarray:
+    """The FFN of a layer, or its mixture of experts."""
+    def swiglu(h, name=""):
+        return (silu(h @ w[f"{name}gate_proj"].T) * (h @ w[f"{name}up_proj"].T)) @ w[f"{name}down_proj"].T
+
+    if "gate" not in w:
+        return swiglu(h)
+    probabilities, out = softmax(h @ w["gate"].T), np.empty_like(h)
+    for t in range(len(h)):
+        best = np.argsort(-probabilities[t])[:c.num_experts_per_tok]
+        total = probabilities[t, best].sum() if c.norm_topk_prob else 1
+        out[t] = sum(probabilities[t, e] / total * swiglu(h[t], f"experts.{e}.") for e in best)
+        out[t] += swiglu(h[t], "shared_expert.") * sigmoid(w["shared_expert_gate"][0] @ h[t])
+    return out
+
+
+def flash_mtp_oracle(model, states, ids, start) -> tuple[np.ndarray, np.ndarray]:
+    """mtp_oracle of a Qwen3.8-Flash-Next: states [n, streams * hidden_size]. A stream of a token at a time."""
+    c, tensors = model.config, stored_tensors(model)
+    begin, embedding = f"model.layers.{c.num_hidden_layers}.", tensors["model.embed_tokens.weight"]
+    w = part_of(tensors, begin)  # of attention and experts; the streams' weights have the same last names
+    own = {name.removeprefix(begin).removesuffix(".weight"): array for name, array in tensors.items()}
+
+    def read(streams, name):
+        """(what is read [hidden_size], how much each stream takes of what is written)"""
+        each = np.array([norm(x, 1 + g, c.rms_norm_eps) for x, g in zip(
+            streams, own[f"{name}.hc_norm"].reshape(streams.shape))])
+        inner = silu(own[f"{name}.input_mix_weight_down"] @ each.reshape(-1) / c.hc_count)
+        switch = sigmoid(own[f"{name}.input_mix_weight_up"] @ inner).reshape(each.shape)
+        taken = own.get(f"{name}.block_inject_weight", np.zeros((c.hc_count, each.size))) @ each.reshape(-1)
+        return sum(switch * each) / c.hc_count, 2 * sigmoid(taken / c.hc_count)
+
+    def halves(streams, name, function):
+        found = [read(each, name) for each in streams]
+        out = function(np.array([h for h, _ in found]))
+        return np.array([each + np.outer(taken, x) for each, (_, taken), x in zip(streams, found, out)])
+
+    streams = []
+    for state, token in zip(states.astype(np.float64), ids):
+        new = own["fc_embedding"] @ norm(embedding[token], 1 + own["pre_fc_norm_embedding"], c.rms_norm_eps)
+        old = norm(state, 1 + own["pre_fc_norm_hidden"], c.rms_norm_eps).reshape(c.hc_count, -1)
+        streams.append([own["fc_hidden"] @ each + new for each in old])
+    positions = start + np.arange(len(ids))
+    streams = halves(np.array(streams), "attn_hyper_connection", lambda h: mixed(c, w, h, positions))
+    streams = halves(streams, "mlp_hyper_connection", lambda h: fed_forward(c, w, h))
+    h = np.array([read(each, "hyper_connection_mixer")[0] for each in streams])
+    return streams.reshape(len(ids), -1), h @ tensors.get("lm_head.weight", embedding).T

@@ -1,5 +1,7 @@
 """Qwen3.8-Flash-Next: its parts beside plain formulas, its cache, and whole models against transformers in float64."""
 import json
+import random
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -7,16 +9,20 @@ import numpy as np
 import pytest
 
 import qwen3
+import qwen3_5
 import qwen4_exp
 from configs import FLASH, VOCABULARY
-from helpers import (assert_like, assert_one_line, edit_json, logits_of, message_of, random_ids,
+from helpers import (assert_like, assert_one_line, edit_json, logits_of, message_of, random_ids, states_of,
                      transformers_logits)
 from make_random_model import make_random_model
+from oracle import flash_mtp_oracle
 from published import tensors_of, write_tensors
 from qwen3_lib.app import arguments
 from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
+from qwen3_lib.generation.ahead import ahead_of
 from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.guesses import MTP
 from qwen3_lib.kernels.kind import kind_for
 
 make = partial(make_random_model, dtype="float32")
@@ -68,7 +74,7 @@ def test_the_published_constants_of_the_hash():
 
 def test_rows_of_n_grams(plain):
     """Token by token, with whole numbers of any size; ids before an end of text, and before the text, don't count."""
-    by, ids = plain.weights["tables"][1].by, prompt(60)
+    by, ids = plain.weights["tables"][1], prompt(60)
     ids[20:23] = [7, 7, 3]
     found = qwen4_exp.ngram_rows(np.array([], int), np.array(ids), by)
     for p in range(len(ids)):
@@ -205,6 +211,51 @@ def test_arrays_of_another_shape_are_refused(name, change, model):
     assert_one_line(message_of(restored, model, ids, **{name: change}), "another cache")
 
 
+# ---- The MTP head ----------------------------------------------------------------------------------------------------
+
+@pytest.fixture(scope="module")
+def drafting(tmp_path_factory):
+    return qwen3.load_model(make(FLASH | {"vocab_size": VOCABULARY, "mtp_num_hidden_layers": 1},
+                                 tmp_path_factory.mktemp("drafting")))
+
+
+def test_the_head_is_that_of_the_formulas(drafting):
+    """In pieces, with the model's own streams: the states and the guesses of the oracle."""
+    ids, cache = prompt(40), drafting.engine.new_cache.plain(qwen3_5.mtp_config(drafting.config))
+    streams, end = states_of(drafting, ids[:-1]), 0
+    assert streams.shape == (39, 4 * 48)
+    expected, logits = flash_mtp_oracle(drafting, streams, ids[1:], 3)
+    for n in (30, 1, 8):
+        start, end = end, end + n
+        states, token = drafting.engine.guess(drafting, streams[start:end], np.array(ids[start + 1:end + 1]), cache, 3)
+        assert np.abs(states - expected[start:end]).max() < 1e-4 and token == logits[end - 1].argmax()
+
+
+def test_no_guess_changes_an_answer(drafting, monkeypatch):
+    """Greedy and sampled, in a conversation and in a batch, with a head of which two guesses of three are right."""
+    monkeypatch.setattr(MTP, "length", lambda self, *_: 3)
+    options, text, rng = {"max_new_tokens": 40, "eos_token_ids": (), "seed": 3}, prompt(50), random.Random(0)
+
+    def often_right(model, states, token_ids, cache, start):
+        states, token = drafting.engine.guess(model, states, token_ids, cache, start)
+        known = answer[start + cache.length + 1:][:1] if rng.random() < 0.67 else []
+        return states, [*known, token][0]
+
+    model = replace(drafting, engine=replace(drafting.engine, guess=often_right))
+    cache, batch = model.engine.new_cache(model.config), Batch(model, 2, 300, 2**20)
+    for i, temperature in enumerate((0, 0.7, 0)):
+        plain = Completion(drafting, text, draft="off", temperature=temperature, **options).finish()
+        answer = [*text, *plain.token_ids]
+        found = Completion(model, text, cache, draft="auto", temperature=temperature, **options).finish()
+        other = batch.add(i, text, draft="auto", temperature=temperature, **options)
+        while not batch.idle:
+            batch.step()
+        assert found.token_ids == plain.token_ids == other.token_ids
+        assert found.speculator.guessed > found.speculator.accepted > 0 < other.speculator.accepted
+        assert ahead_of(cache).start == 0
+        text = answer + prompt(9)
+
+
 # ---- Refusals --------------------------------------------------------------------------------------------------------
 
 @pytest.mark.parametrize("key, value, words", [
@@ -232,7 +283,7 @@ def test_a_type_that_the_fast_engine_lacks(tmp_path, monkeypatch):
 
 
 def test_as_published(tmp_path):
-    """With its text part nested, a tower, an MTP head and joined experts, which are left out or cut."""
+    """With its text part nested, a tower, a part of an MTP head and joined experts, which are left out or cut."""
     text = {key: value for key, value in FLASH.items() if key not in ("architectures", "torch_dtype")}
     about = {"architectures": ["Qwen4ExpForConditionalGeneration"], "model_type": "qwen4_exp", "text_config": text,
              "tie_word_embeddings": False}
@@ -247,7 +298,7 @@ def test_as_published(tmp_path):
         tensors[f"{start}down_proj"] = "float32", np.array(parts["down"])
     tensors = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors.items()}
     tensors |= {name: ("float32", np.zeros((2, 2), np.float32)) for name in (
-        "mtp.fc_hidden.weight", "mtp.layers.0.mlp.gate.weight", "model.visual.merger.norm.weight")}
+        "mtp.layers.0.mlp.gate.weight", "model.visual.merger.norm.weight")}
     write_tensors(path / "model.safetensors", tensors)
     assert np.array_equal(logits_of(path, prompt(40)), logits_of(plain, prompt(40)))
 

@@ -6,7 +6,7 @@ from PIL import Image
 
 import qwen3
 import qwen3_vision
-from configs import HYBRID, HYBRID_MOE, TOWERS, VL_SIZES, seeing_hybrid, tower_config, vl_config
+from configs import FLASH, HYBRID, HYBRID_MOE, TOWERS, VL_SIZES, seeing_hybrid, tower_config, vl_config
 from helpers import logits_of
 from make_random_model import make_random_model
 from published import write_tensors
@@ -112,7 +112,8 @@ def publish_experts(path, turned):
 
 
 MODELS = {**{f"VL {size}": vl_config(size) for size in VL_SIZES},
-          "3.5": seeing_hybrid(HYBRID, "0.8B"), "3.5, mixture": seeing_hybrid(HYBRID_MOE, "9B, 27B")}
+          "3.5": seeing_hybrid(HYBRID, "0.8B"), "3.5, mixture": seeing_hybrid(HYBRID_MOE, "9B, 27B"),
+          "Flash-Next": seeing_hybrid(FLASH, "0.8B")}
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +148,7 @@ def told(model, prompt):
 # Each prompt with each kind of model, and one of them with all sizes.
 PAIRS = [(model, prompt) for model in MODELS for prompt in PROMPTS
          if prompt == "between texts" or model in ("VL 2B", "3.5")
-         or model in ("VL 30B-A3B", "3.5, mixture") and "3,000" not in prompt]
+         or model in ("VL 30B-A3B", "3.5, mixture", "Flash-Next") and "3,000" not in prompt]
 each_model = pytest.mark.parametrize("both", MODELS, indirect=True)
 
 

@@ -22,7 +22,7 @@ class Ahead:
     def __init__(self, cache: KVCache):
         self.cache, self.start = cache, 0
         self.text = np.empty(0, np.int64)  # the tokens from `start` on whose states were taken
-        self.states = np.empty((0, cache.config.hidden_size), np.float32)  # of the last tokens, which wait
+        self.states = np.empty((0, 0), np.float32)  # of the last tokens, which wait
         self.ends = dict[int, np.ndarray]()  # position -> the state there, at the end of a turn
 
     def copy(self, n: int, max_length: int) -> Ahead:
@@ -56,7 +56,8 @@ class Ahead:
         """Takes the hidden states [n, hidden_size] of the last tokens of a text."""
         before = len(text) - len(states)
         self.settle(text, before)
-        self.text, self.states = text[self.start:].copy(), np.concatenate([self.states, states])
+        self.text = text[self.start:].copy()
+        self.states = np.concatenate([self.states, states]) if len(self.states) else states
         for i in np.flatnonzero(np.isin(text[before:], model.eos_token_ids))[-2:].tolist():
             self.ends[before + i] = states[i].copy()
         self.ends = dict([*self.ends.items()][-KEPT_ENDS:])

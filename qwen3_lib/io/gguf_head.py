@@ -134,8 +134,8 @@ def joined_parts(files: tuple[Path, ...], _states: tuple[tuple[int, int], ...]) 
         tensors |= part.tensors
     total = plain(parts[0].metadata.get("split.tensors.count", len(tensors)))
     if len(tensors) != total and len(files) > 1:
-        raise InputError(f"{files[0]}: the parts have {len(tensors)} tensors, not split.tensors.count = {brief(total)}; "
-                         "take all parts from one model")
+        raise InputError(f"{files[0]}: the parts have {len(tensors)} tensors, not split.tensors.count = "
+                         f"{brief(total)}; take all parts from one model")
     return parts[0]._replace(tensors=tensors)
 
 

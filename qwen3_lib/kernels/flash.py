@@ -1,12 +1,13 @@
 """What the fast engine has for a Qwen3.8-Flash-Next, beside hybrid.py: its matrices, its tables, its cache."""
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import numpy as np
 
-from qwen3 import rope_tables
+from qwen3 import Source, rope_tables
 from qwen3_5 import State
 from qwen4_exp import StreamCache, StreamConfig, look_up, tables_of
 from qwen3_lib.kernels import hybrid
@@ -91,9 +92,12 @@ def stream_tables(weights: Any, caches: list[Any], counts: np.ndarray, new: Any)
     """hybrid.state_tables and what NewTokens in layout.py says of streams. x becomes zeros."""
     config, m = weights.config, len(new.x)
     ratio, rows = config.indexer_compress_ratio, look_up(weights.tables, new)
+    for cache, part in new.parts:
+        cache.places[cache.length:][:part.stop - part.start] = new.positions[part].reshape(part.stop - part.start, -1)
     whole = np.array([(i, block) for i, (cache, n) in enumerate(zip(caches, counts.tolist()))
                       for block in range(cache.length // ratio, (cache.length + n) // ratio)], WHOLE_BLOCK)
-    cos, sin = rope_tables(config, np.append(ratio * whole["block"], 0))  # one more, because there may be none
+    firsts = [caches[i].places[block * ratio] for i, block in whole.tolist()]
+    cos, sin = rope_tables(config, np.array([*firsts, caches[0].places[0]]))  # one more, because there may be none
     streams = np.tile(new.x, config.hc_count)
     new.x[:] = 0
     most = max(cache.blocks.shape[1] for cache in caches)
@@ -104,6 +108,15 @@ def stream_tables(weights: Any, caches: list[Any], counts: np.ndarray, new: Any)
                               cache.blocks.shape[1]) for cache in caches], INDEX),
         "whole": whole, "whole_cos": cos, "whole_sin": sin,
         "scores": np.empty((weights.team.n_threads, most + config.indexer_n_heads * BLOCK), np.float32)}
+
+
+def without_head(source: Source) -> Source:
+    """Its tensors but for those of the MTP head, which guesses in the NumPy engine only."""
+    config: Any = source.config
+    n = config.num_hidden_layers
+    return replace(source, tensors={name: tensor for name, tensor in source.tensors.items()
+                                    if not name.startswith(f"model.layers.{n}.")},
+                   config=replace(config, mtp_num_hidden_layers=0, sparse_layers=tuple(range(n))))
 
 
 def all_widths(config: StreamConfig) -> Widths:
@@ -122,4 +135,4 @@ KIND = Kind(mixers=("streams.read_mixed", "sparse.attend_chosen", "delta.mix_sta
             fields=stream_fields, widths=all_widths, cache=with_streams, new=stream_tables, joined=JOINS,
             norm_offset=1.0, finish="streams.finish_streams", last="streams.output_streams", more=more_matrices,
             seen=lambda config: config.indexer_budget + config.indexer_compress_ratio - 1,
-            normed=True, tables=tables_of)
+            normed=True, source=without_head, tables=tables_of)

@@ -38,7 +38,8 @@ class Kind(NamedTuple):
     # Further matrices by name: the field of Layers, and the index there.
     more: Callable[[Config], dict[str, tuple[str, tuple[int, ...]]]] = lambda config: {}
     seen: Callable[[Config], int] = lambda config: sys.maxsize  # up to so many positions, a token sees all
-    normed: bool = False  # whether x is past the last norm after a pass
+    normed: bool = False  # whether x is past the last norm after a pass, so that no MTP head can read it
+    source: Callable[[Source], Source] = lambda source: source  # what is loaded of a Source
     tables: Callable[[Source], Any] = lambda source: None  # of n-grams, which stay in their files
 
 

@@ -46,7 +46,6 @@ import os
 import sys
 import threading
 import time
-import wave
 import weakref
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field, replace
@@ -766,33 +765,6 @@ def gelu(x: np.ndarray) -> np.ndarray:
     tail *= np.exp(np.float32(-0.5) * size * size)
     tail *= size
     return np.maximum(x, 0) - tail
-
-
-def mel_filters(n_mels: int, rate: int, frame: int) -> np.ndarray:
-    """The share of each frequency of a frame's spectrum in each pitch -> [frame // 2 + 1, n_mels].
-
-    A pitch is a triangle: 1 at its own frequency, 0 from those of its neighbours on, then divided by its area. Pitches
-    are 66.7 Hz apart below 1,000 Hz, and 7 % of their frequency above (Slaney 1998), up to half the rate.
-    """
-    steps = np.linspace(0, 15 + 27 * np.log(rate / 2000) / np.log(6.4), n_mels + 2)
-    hertz = np.where(steps < 15, steps * 200 / 3, 1000 * np.exp((steps - 15) * np.log(6.4) / 27))
-    low, middle, high = hertz[:-2], hertz[1:-1], hertz[2:]
-    frequencies = np.linspace(0, rate / 2, frame // 2 + 1)[:, None]
-    triangles = np.minimum((frequencies - low) / (middle - low), (high - frequencies) / (high - middle))
-    return np.maximum(triangles, 0) * 2 / (high - low)
-
-
-def samples_in_wav(file: str, rate: int) -> np.ndarray:
-    """The samples [n] of a WAV file, the mean of its channels; qwen3_lib/io/sounds.py reads other files. InputError."""
-    try:
-        with wave.open(file) as opened:
-            form, data = opened.getparams(), opened.readframes(opened.getnframes())
-    except (OSError, EOFError, wave.Error) as error:
-        raise InputError(f"{file}: cannot be read as WAV: {brief(error)}") from error
-    if (form.sampwidth, form.framerate) != (2, rate) or not data:
-        raise InputError(f"{file}: {form.nframes} samples of {8 * form.sampwidth} bits, {form.framerate} a second; "
-                         f"without qwen3_lib, only WAV of 16 bits, {rate} a second is read")
-    return np.frombuffer(data, "<i2").reshape(-1, form.nchannels).mean(axis=1, dtype=np.float32) / 2**15
 
 
 class Media:

@@ -38,6 +38,7 @@ import hashlib
 import itertools
 import sys
 import threading
+import wave
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -52,8 +53,7 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 import qwen3  # first: it says in one line what is missing
 import numpy as np
 from qwen3 import (LIBRARY, QWEN3, Media, Model, Sampling, SamplingOptions, Sequence, Source, Stream,
-                   attention_in_blocks, checked_whole, dense, gelu, layer_norm, linear, mel_filters,
-                   samples_in_wav, to_float32)
+                   attention_in_blocks, checked_whole, dense, gelu, layer_norm, linear, to_float32)
 from tokenizer_utils import InputError, brief
 
 if TYPE_CHECKING:
@@ -82,6 +82,20 @@ FRAME, HOP = 400, 160  # samples of a frame, and from one frame to the next: 25 
 SHORTEST = 8_000  # samples: shorter sounds are followed by silence
 LONGEST = 1_260 * RATE  # samples that are heard as one
 CHUNK_FRAMES = 100  # that the convolutions take at a time: one second
+
+
+def mel_filters(n_mels: int, rate: int, frame: int) -> np.ndarray:
+    """The share of each frequency of a frame's spectrum in each pitch -> [frame // 2 + 1, n_mels].
+
+    A pitch is a triangle: 1 at its own frequency, 0 from those of its neighbours on, then divided by its area. Pitches
+    are 66.7 Hz apart below 1,000 Hz, and 7 % of their frequency above (Slaney 1998), up to half the rate.
+    """
+    steps = np.linspace(0, 15 + 27 * np.log(rate / 2000) / np.log(6.4), n_mels + 2)
+    hertz = np.where(steps < 15, steps * 200 / 3, 1000 * np.exp((steps - 15) * np.log(6.4) / 27))
+    low, middle, high = hertz[:-2], hertz[1:-1], hertz[2:]
+    frequencies = np.linspace(0, rate / 2, frame // 2 + 1)[:, None]
+    triangles = np.minimum((frequencies - low) / (middle - low), (high - frequencies) / (high - middle))
+    return np.maximum(triangles, 0) * 2 / (high - low)
 
 
 def log_mel(samples: np.ndarray, n_mels: int = 128) -> np.ndarray:
@@ -367,6 +381,19 @@ MODEL_TYPES = {"qwen3_asr": replace(
 
 # ---- The command line ------------------------------------------------------------------------------------------------
 
+def samples_in_wav(file: str) -> np.ndarray:
+    """The samples [n] of a WAV file, the mean of its channels; qwen3_lib/io/sounds.py reads other files. InputError."""
+    try:
+        with wave.open(file) as opened:
+            form, data = opened.getparams(), opened.readframes(opened.getnframes())
+    except (OSError, EOFError, wave.Error) as error:
+        raise InputError(f"{file}: cannot be read as WAV: {brief(error)}") from error
+    if (form.sampwidth, form.framerate) != (2, RATE) or not data:
+        raise InputError(f"{file}: {form.nframes} samples of {8 * form.sampwidth} bits, {form.framerate} a second; "
+                         f"without qwen3_lib, only WAV of 16 bits, {RATE} a second is read")
+    return np.frombuffer(data, "<i2").reshape(-1, form.nchannels).mean(axis=1, dtype=np.float32) / 2**15
+
+
 def transcribe(model: Model, sound: Any, language: str | None = None, context: str | None = None,
                words: Model | Literal[False] = False, longest_part: float | None = None, max_tokens: int | None = None,
                seed: int | None = None, **sampling: Unpack[SamplingOptions]) -> Transcript:
@@ -389,7 +416,7 @@ def transcribe(model: Model, sound: Any, language: str | None = None, context: s
 def chat(model: Model, prompt: str, language: str | None, context: str | None, system: str | None,
          enable_thinking: bool | None, **options: Any) -> Hearing:
     """For qwen3.main: the prompt is the name of a file, and a system prompt is a context, too."""
-    sound = sounds_of(model).hear(samples_in_wav(prompt, RATE))
+    sound = sounds_of(model).hear(samples_in_wav(prompt))
     return Hearing(model, sound, language_named(language), context or system or "", **options)
 
 

@@ -329,7 +329,8 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
 
     def for_model(source: Source) -> Engine:
         plain = source.saved is None and all(isinstance(each, Tensor) for each in source.tensors.values())
-        packing = quantize or (source.kind.quantize if plain and activations is None else None)
+        packing = quantize or (source.saved.format if source.saved else
+                               source.kind.quantize if plain and activations is None else None)
         rounds = activations == "bf16" or activations is None and (bool(packing) or is_rounded(source))
         dtype = kv_dtype or ("bf16" if rounds else "f16")
         overflow = {"overflow": f"a key or value is probably too large for the {dtype} cache, which holds numbers up "

@@ -148,6 +148,7 @@ def next_frames(model: Model, talks: list[Talk]) -> list[np.ndarray | None]:
     return [frames.get(i) for i in range(len(talks))]
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def predict_codes(model: Model, states: np.ndarray, first: np.ndarray, talks: list[Talk]) -> tuple[Any, Any]:
     """The codes of a frame of each talk [m, groups], and the sums of their vectors [m, hidden_size].
 
@@ -273,13 +274,17 @@ class Codec:
         return int(np.prod([*self.about["upsampling_ratios"], *self.about["upsample_rates"]]))
 
 
+@np.errstate(over="ignore", invalid="ignore")  # reported once all is computed
 def decode(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.ndarray:
     """Codes [n, groups] of the next frames -> samples from -1 to 1, float32 [n * codec.samples].
 
     `state`: {} before the first frame; it keeps what the next frames need. One frame at a time, so that a sound has the
     same bits as it comes and at once.
     """
-    return np.concatenate([decode_frame(codec, frame, state) for frame in codes])
+    samples = np.concatenate([decode_frame(codec, frame, state) for frame in codes])
+    if not np.isfinite(samples).all():
+        raise InputError("the codec gives samples that are no finite numbers")
+    return samples
 
 
 def decode_frame(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.ndarray:
@@ -323,10 +328,12 @@ def read_codec(folder: Path) -> Codec:
             books += [f"{start}{i}._codebook." for i in range(n)]
         w["codebooks"] = np.stack([w[f"{book}embedding_sum"] / np.maximum(w[f"{book}cluster_usage"], np.float32(1e-5))[
             :, None] for book in books])
-    except (KeyError, ValueError) as error:
-        raise InputError(f"{folder}: the codec's weights are incomplete: {brief(error)}") from error
-    return Codec(sizes_of(about | {"vocab_size": about["codebook_size"]}, file), about,
-                 checked_whole(f"{file}: output_sample_rate", raw.get("output_sample_rate", 24_000), 1), w)
+        codec = Codec(sizes_of(about | {"vocab_size": about["codebook_size"]}, file), about,
+                      checked_whole(f"{file}: output_sample_rate", raw.get("output_sample_rate", 24_000), 1), w)
+        decode(codec, np.zeros((1, len(books)), int), {})
+    except (KeyError, ValueError, IndexError) as error:  # no tensor of this name, or none of this shape
+        raise InputError(f"{folder}: the codec's weights don't fit config.json: {brief(error)}") from error
+    return codec
 
 
 def as_matrix(tensor: np.ndarray) -> np.ndarray:
@@ -336,8 +343,7 @@ def as_matrix(tensor: np.ndarray) -> np.ndarray:
 
 # ---- Voices: all that a talker lacks ---------------------------------------------------------------------------------
 
-AROUND_TALKER = ("talker.code_predictor.", "talker.text_projection.")
-TEXT = "talker.model.text_embedding."
+AROUND_TALKER = ("talker.code_predictor.", "talker.text_projection.", "talker.model.")  # how names of tensors begin
 CODES = {"zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish",
          "ja": "japanese", "ko": "korean", "fr": "french", "ru": "russian"}
 
@@ -370,27 +376,35 @@ class Voices(Media):
 
     @cached_property
     def codec(self) -> Codec:
-        return read_codec(self.source.path / "speech_tokenizer")
+        codec = read_codec(self.source.path / "speech_tokenizer")
+        if codec.weights["codebooks"].shape[:2] != (self.groups, self.about["vocab_size"]):
+            raise InputError(f"{self.source.path}: speech_tokenizer has other codes than the code predictor")
+        return codec
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
-        """The code predictor's tables and heads, and the projections. Raises InputError if they don't fit."""
-        w = {name.removeprefix(start): to_float32(tensor) for start in AROUND_TALKER
-             for name, tensor in self.source.tower.items() if name.startswith(start) and ".layers." not in name}
+        """The code predictor's tables and heads, and the projections. Raises InputError if one doesn't fit."""
+        found = {name.removeprefix(start): tensor for start in AROUND_TALKER
+                 for name, tensor in self.source.tower.items() if name.startswith(start)}
         size, width, within = self.about["vocab_size"], self.source.config.hidden_size, self.about["hidden_size"]
-        shapes: dict[str, tuple[int, ...]] = {"linear_fc2.bias": (width,)}
+        text = [self.source.language.get(f"text_{name}_size") for name in ("vocab", "hidden")]
+        shapes = {"text_embedding.weight": text, "linear_fc1.weight": text[1:] * 2, "linear_fc1.bias": text[1:],
+                  "linear_fc2.weight": [width, *text[1:]], "linear_fc2.bias": [width]}
         for i in range(self.groups - 1):
-            shapes |= {f"lm_head.{i}.weight": (size, within), f"model.codec_embedding.{i}.weight": (size, width)}
-        shapes |= {"small_to_mtp_projection.weight": (within, width)} if within != width else {}
-        if wrong := [name for name, shape in shapes.items() if name not in w or w[name].shape != shape]:
+            shapes |= {f"lm_head.{i}.weight": [size, within], f"model.codec_embedding.{i}.weight": [size, width]}
+        shapes |= {f"small_to_mtp_projection.{name}": [within, width][:n] for name, n in (("weight", 2), ("bias", 1))
+                   if within != width}
+        if wrong := [name for name, shape in shapes.items() if name not in found or [*found[name].shape] != shape]:
             raise InputError(f"{self.source.path}: the weights don't fit config.json: no right {wrong[0]}")
-        return w
+        return {name: to_float32(found[name]) for name in shapes if name != "text_embedding.weight"}
 
-    def text(self, ids: Any) -> np.ndarray:
+    def text(self, ids: list[int]) -> np.ndarray:
         """The vectors of a text's tokens [n] -> [n, hidden_size]."""
-        table = self.source.tower[f"{TEXT}weight"]
-        h = dense(to_float32(table._replace(data=table.read()[ids])), self.weights, "linear_fc1")
-        return dense(h / (1 + np.exp(-h)), self.weights, "linear_fc2")
+        w, table = self.weights, self.source.tower[f"{AROUND_TALKER[2]}text_embedding.weight"]
+        if max(ids) >= len(table.data):
+            raise InputError(f"{self.source.path}: the tokenizer has more tokens than the text embedding")
+        h = dense(to_float32(table._replace(data=table.read()[ids])), w, "linear_fc1")
+        return dense(h / (1 + np.exp(-h)), w, "linear_fc2")
 
     def predictor(self, engine: Engine) -> Model:
         """The code predictor's layers as a model of its own, in this engine; its logits are never wanted."""
@@ -399,8 +413,9 @@ class Voices(Media):
             found = {name.removeprefix(AROUND_TALKER[0]): tensor for name, tensor in tower.items()}
             config = replace(sizes_of(self.about, path / "config.json"), tie_word_embeddings=True)
             tensors = found | {"model.embed_tokens.weight": found["lm_head.0.weight"]}  # where an engine wants a head
-            source = replace(self.source, kind=replace(QWEN3, engine=engine), config=config, tower={}, heads={},
-                             tensors=qwen3.fitting(tensors, QWEN3.shapes(config), True, path))
+            tensors = qwen3.fitting(tensors, QWEN3.shapes(config), True, path)
+            source = replace(self.source, kind=replace(QWEN3, engine=engine), config=config, tensors=tensors, tower={},
+                             heads={}, saved=None)
             weights, none = engine.load_weights(source), cast(Any, None)
             self.models[engine] = Model(source, config, weights, none, Sampling(), (), None, engine)
         return self.models[engine]
@@ -413,6 +428,7 @@ def voices_of(model: Model) -> Voices:
     return model.media
 
 
+@np.errstate(over="ignore", invalid="ignore")  # the talker's logits tell it
 def talker_prompt(model: Model, text: str, voice: str | np.ndarray | None = None, language: str = "auto",
                   instruct: str = "", streamed: bool = False) -> tuple[np.ndarray, np.ndarray]:
     """What the talker gets: (vectors [n, hidden_size], the text's vectors that follow one by one [m, hidden_size]).
@@ -564,9 +580,10 @@ def language_spoken(voices: Voices, name: str | None) -> str:
 media_of = Voices
 MODEL_TYPES = {"qwen3_tts": replace(
     QWEN3, config=sizes_of, architectures=("Qwen3TTSForConditionalGeneration",), text=("talker_config",),
-    defaults=TALKER, tower=(*AROUND_TALKER, TEXT, "speaker_encoder."), media="qwen3_tts", instead="qwen3_tts.py",
-    quantize="int8", names={"talker.model.codec_embedding.": "model.embed_tokens.", "talker.codec_head.": "lm_head.",
-                            "talker.model.": "model."})}
+    tower=(*AROUND_TALKER[:2], f"{AROUND_TALKER[2]}text_embedding.", "speaker_encoder."), media="qwen3_tts",
+    defaults=TALKER, instead="qwen3_tts.py", quantize="int8", names={
+        "talker.model.codec_embedding.": "model.embed_tokens.", "talker.codec_head.": "lm_head.",
+        "talker.model.": "model."})}
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import pytest
 import qwen3
 from configs import ASR_SIZES, SPEECH_TOKENS, asr_config
 from hearing import make_hearing, voice
-from qwen3 import gelu, map_safetensors, mel_filters
+from qwen3 import gelu, map_safetensors
 from qwen3_asr import (LANGUAGES, Hearing, SoundConfig, audio_tower, language_and_text, log_mel,
-                       speech_prompt)
+                       mel_filters, speech_prompt)
 from qwen3_lib.generation.aligner import mark_classes, repaired, split_words, timed_words
 from tokenizer_utils import SPLIT_PATTERNS
 

@@ -17,8 +17,8 @@ from hearing import make_hearing, path, voice, wav_of  # noqa: F401
 from helpers import assert_one_line, edit_json, message_of, random_ids
 from make_random_model import make_random_model
 from published import write_tensors
-from qwen3 import map_safetensors, samples_in_wav
-from qwen3_asr import (LANGUAGES, Hearing, SpokenText, language_and_text, language_named, log_mel,
+from qwen3 import map_safetensors
+from qwen3_asr import (LANGUAGES, Hearing, SpokenText, language_and_text, language_named, log_mel, samples_in_wav,
                        sinusoids, speech_prompt)
 from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
@@ -344,7 +344,7 @@ def alone(tmp_path):
 def test_the_mean_of_two_channels(tmp_path):
     numbers = np.random.default_rng(0).integers(-2**15, 2**15, (999, 2)).astype("<i2")
     (tmp_path / "a.wav").write_bytes(wav_of(numbers))
-    found = samples_in_wav(str(tmp_path / "a.wav"), 16_000)
+    found = samples_in_wav(str(tmp_path / "a.wav"))
     assert found.dtype == np.float32 and np.abs(found - numbers.mean(axis=1) / 2**15).max() < 1e-6
 
 
@@ -353,7 +353,7 @@ def test_a_sounds_prompt_without_the_library(path, tmp_path):
     numbers = np.round(voice(30_000) * 30_000).astype("<i2")[:, None]
     (tmp_path / "a.wav").write_bytes(wav_of(numbers))
     model = qwen3.load_model(path)
-    sound = model.media.hear(samples_in_wav(str(tmp_path / "a.wav"), 16_000))
+    sound = model.media.hear(samples_in_wav(str(tmp_path / "a.wav")))
     for given, wanted in (((None, None, None), ("", "")), (("de", "Ada", None), ("German", "Ada")),
                           ((None, None, "Bob"), ("", "Bob")), (("Thai", "Ada", "Bob"), ("Thai", "Ada"))):
         found = qwen3_asr.chat(model, str(tmp_path / "a.wav"), *given, None, max_tokens=1)

@@ -1,29 +1,287 @@
-"""Text to speech: what is spoken, as it comes and at once."""
+"""Text to speech: prompts, frames, the codec beside an oracle, seeds and limits, texts in parts, bad input."""
+import shutil
+
 import numpy as np
 import pytest
 
 import qwen3
-from configs import TTS_SIZES, tts_config
-from qwen3_tts import decode, speak, voices_of
+import qwen3_numba
+import qwen3_tts
+from configs import ROOT, TTS_SIZES, VOICES, codec_config, tts_config
+from hearing import voice
+from helpers import assert_one_line, edit_json, message_of, with_tensors
+from qwen3_lib.generation.sentences import LONGEST_TEXT, sentences, spoken_parts
+from qwen3_lib.io.packed import save_quantized
+from qwen3_lib.io.sounds import open_sound
+from qwen3_tts import Talk, decode, next_frames, speak, talker_prompt, voices_of
 from talking import make_talking
+from tts_oracle import codec_oracle
 
 TEXT = "Good morning, how are you?"
+ENGINES = {"NumPy": qwen3.Engine(), "fast": qwen3_numba.engine(), "int8": qwen3_numba.engine("int8")}
 
 
 @pytest.fixture(scope="module", params=[*TTS_SIZES])
-def model(request, tmp_path_factory):
-    return qwen3.load_model(make_talking(tmp_path_factory.mktemp("talking"), tts_config(request.param)))
+def path(request, tmp_path_factory):
+    return make_talking(tmp_path_factory.mktemp("talking"), tts_config(request.param))
 
 
-def test_a_sound_has_the_same_bits_as_it_comes_and_at_once(model):
-    codec, codes = voices_of(model).codec, np.random.default_rng(0).integers(0, 64, (30, 6))
-    state, whole = {}, decode(codec, codes, {})
-    parts = [decode(codec, codes[start:end], state) for start, end in ((0, 1), (1, 2), (2, 13), (13, 30))]
-    assert np.array_equal(np.concatenate(parts), whole) and len(whole) == 30 * codec.samples
+@pytest.fixture(scope="module")
+def model(path):
+    return qwen3.load_model(path)
+
+
+def copy_of(path, tmp_path, **changes):
+    """A copy of the folder with other values in config.json."""
+    folder = shutil.copytree(path, tmp_path / "model")
+    edit_json(folder / "config.json", changes)
+    return folder
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# The codec
+# ----------------------------------------------------------------------------------------------------------------------
+
+CODES = np.random.default_rng(0).integers(0, 64, (30, 6))
+
+
+def test_the_codec(path, model):
+    """Within 1e-5 of the sound's spread."""
+    expected = codec_oracle(path / "speech_tokenizer", codec_config()["decoder_config"], CODES)
+    found = decode(voices_of(model).codec, CODES, {})
+    assert found.dtype == np.float32 and np.abs(found - expected).max() < 1e-5 * expected.std()
+    assert np.abs(expected).max() < 1  # nothing was cut
+
+
+@pytest.mark.parametrize("cuts", [range(1, 30), (1, 2, 13), (29,)])
+def test_a_sound_has_the_same_bits_as_it_comes_and_at_once(model, cuts):
+    codec, state = voices_of(model).codec, {}
+    parts = [decode(codec, part, state) for part in np.split(CODES, cuts)]
+    assert np.array_equal(np.concatenate(parts), decode(codec, CODES, {}))
+
+
+def test_a_frame_changes_no_earlier_sample(model):
+    codec, others = voices_of(model).codec, CODES.copy()
+    others[20:] = 0
+    one, other = (decode(codec, codes, {}) for codes in (CODES, others))
+    assert np.array_equal(one[:20 * codec.samples], other[:20 * codec.samples])
+    assert not np.array_equal(one[20 * codec.samples:][:codec.samples], other[20 * codec.samples:][:codec.samples])
+
+
+def test_the_sizes_of_the_published_codec():
+    assert 8 * 5 * 4 * 3 * 2 * 2 == 1920 and all(
+        text in qwen3_tts.__doc__ for text in ("1920", "24,000", "frame (80 ms)", "[3072]", "16 codebooks"))
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Frames
+# ----------------------------------------------------------------------------------------------------------------------
+
+def frames_of(model, seed, limit=12, temperature=None, text=TEXT):
+    talk = Talk(model, *talker_prompt(model, text, "serena"), limit, np.random.default_rng(seed), temperature)
+    while talk.finish_reason is None:
+        next_frames(model, [talk])
+    return talk
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_several_talks_in_one_pass(path, engine):
+    """They draw what each draws alone; the fast engine's bits are the same, NumPy's nearly."""
+    model = qwen3.load_model(path, ENGINES[engine])
+    texts = ["Yes.", TEXT, "one two three four five"]
+    talks = [Talk(model, *talker_prompt(model, text, "serena"), 5 + 2 * i, np.random.default_rng(i))
+             for i, text in enumerate(texts)]
+    while going := [talk for talk in talks if talk.finish_reason is None]:
+        next_frames(model, going)
+    for i, (text, talk) in enumerate(zip(texts, talks)):
+        alone = frames_of(model, i, 5 + 2 * i, text=text)
+        assert talk.finish_reason == alone.finish_reason and np.array_equal(talk.codes, alone.codes)
+
+
+def test_what_may_be_drawn(model):
+    """Marks never are, the end not before two frames, and then it ends the talk."""
+    voices = voices_of(model)
+    talk = Talk(model, *talker_prompt(model, TEXT, "serena"), 9, np.random.default_rng(0), 0)
+    logits = np.zeros(model.config.vocab_size, np.float32)
+    logits[64:] = 9  # marks, the end among them
+    logits[[5, 7]] = 2, 1
+    assert talk.first(logits) == 5 and talk.finish_reason is None
+    for _ in range(2):
+        talk.take(np.full(voices.groups, 5), np.zeros(model.config.hidden_size, np.float32))
+    assert talk.first(logits) == voices.end and talk.finish_reason == "stop"
+    logits[voices.end], logits[5] = -9, 1.04  # below 1 after the penalty of 1.05
+    assert talk.first(logits) == 7
 
 
 def test_the_same_seed_gives_the_same_sound(model):
     sounds = [speak(model, TEXT, "dylan", seed=seed).samples for seed in (1, 1, 2)]
     assert np.array_equal(sounds[0], sounds[1]) and sounds[0].dtype == np.float32
-    assert len(sounds[0]) != len(sounds[2]) or not np.array_equal(sounds[0], sounds[2])
+    assert not np.array_equal(sounds[0], sounds[2])
     assert np.array_equal(np.concatenate([*speak(model, TEXT, "dylan", seed=1)]), sounds[0])
+    cold = [frames_of(model, seed, temperature=0.0).codes for seed in (1, 2)]
+    assert np.array_equal(*cold)
+
+
+def test_limits(model):
+    """In seconds, and the model's own; a limit counts for all parts of a text together."""
+    codec = voices_of(model).codec
+    speech = speak(model, TEXT, seed=4, max_seconds=3 * codec.samples / codec.rate)
+    assert len(speech.samples) == 3 * codec.samples and speech.finish_reason == "length"
+    assert len([*speak(model, TEXT, seed=4, max_seconds=0)]) == 1
+    speech = speak(model, ["Yes. ", "No. "] * 9, seed=4, max_seconds=30 * codec.samples / codec.rate)
+    assert len([*speech]) <= 30
+    most = max(len([*speak(model, TEXT, seed=seed)]) for seed in range(3))
+    assert most <= 24  # of generation_config.json
+
+
+def test_a_saved_sound(model, tmp_path):
+    """WAV of 16 bits: the numbers, rounded."""
+    speech = speak(model, TEXT, seed=1)
+    speech.save(tmp_path / "a.wav")
+    found = open_sound(str(tmp_path / "a.wav"), 24_000)
+    assert found.rate == speech.rate == 24_000
+    assert np.abs(np.concatenate([*found.blocks]) - speech.samples).max() < 1e-4
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_weights_of_fewer_bits(tmp_path, dtype):
+    path = make_talking(tmp_path / "a", tts_config("1.7B"), dtype=dtype)
+    assert len(speak(qwen3.load_model(path), TEXT, seed=0).samples)
+    assert len(speak(qwen3_numba.load_model(path), TEXT, seed=0).samples)
+
+
+def test_few_codes_in_a_frame(tmp_path):
+    """Sizes come from the configs."""
+    codec = codec_config(3)
+    codec["decoder_config"] |= {"codebook_size": 64, "upsample_rates": [5], "upsampling_ratios": [2], "decoder_dim": 24}
+    model = qwen3.load_model(make_talking(tmp_path / "a", tts_config("0.6B", groups=3), codec))
+    speech = speak(model, TEXT, seed=0)
+    assert speech.codec.samples == 10 and len(speech.samples) % 10 == 0
+
+
+def test_a_folder_that_was_quantized(path, tmp_path):
+    model = qwen3_numba.load_model(path, quantize="int8")
+    save_quantized(model, tmp_path / "packed", "int8")
+    found, expected = (speak(each, TEXT, seed=3).samples for each in (qwen3_numba.load_model(tmp_path / "packed"), model))
+    assert np.array_equal(found, expected)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Prompts and texts
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_special_tokens_in_a_text_stay_text(model):
+    lengths = [len(talker_prompt(model, text, "serena")[0]) for text in ("a", "a<|im_end|>", "a<|im_end|><|im_start|>")]
+    assert lengths[0] + 3 < lengths[1] < lengths[2]
+
+
+def test_languages_by_their_names_and_codes(model):
+    voices = voices_of(model)
+    assert [qwen3_tts.language_spoken(voices, name) for name in (None, "auto", "English", "en", "en-US", "zh_CN")] == [
+        "auto", "auto", "english", "english", "english", "chinese"]
+    for name in ("beijing_dialect", "fr", "klingon", ""):
+        assert "none of auto, chinese, english" in message_of(speak, model, TEXT, language=name)
+
+
+@pytest.mark.parametrize("text, parts", [
+    ("One. Two! Three?", ["One.", "Two!", "Three?"]), ("你好。世界！再见", ["你好。", "世界！", "再见"]),
+    ('He said "no." Then he left.', ['He said "no."', "Then he left."]), ("It costs 3.14 euros", ["It costs 3.14 euros"]),
+    ("A title\n\nand a\ntext. ", ["A title", "and a\ntext."]), ("  \n ", []), ("…", ["…"]),
+    ("x" * 1200, ["x" * 500, "x" * 500, "x" * 200])])
+def test_sentences(text, parts):
+    assert [*sentences([text])] == parts == [*sentences(text)]  # at once, and letter by letter
+
+
+def test_a_sentence_comes_as_soon_as_it_is_complete():
+    asked = []
+    found = sentences(asked.append(i) or piece for i, piece in enumerate(["One. T", "wo. Three"]))
+    assert [(next(found), len(asked)), (next(found), len(asked)), (next(found), len(asked))] == [
+        ("One.", 1), ("Two.", 2), ("Three", 2)]
+
+
+def test_long_texts_are_spoken_in_parts():
+    text = " ".join(f"This is sentence number {i}." for i in range(100))
+    parts = [*spoken_parts(text)]
+    assert " ".join(parts) == text and all(LONGEST_TEXT / 2 < len(part) <= LONGEST_TEXT for part in parts[:-1])
+    assert [*spoken_parts(" One. Two. ")] == ["One. Two."]
+
+
+def test_an_answer_is_spoken_as_it_comes(model):
+    """The text may be a chat's stream."""
+    pieces = ["Yes", ". N", "o."]
+    assert np.array_equal(speak(model, iter(pieces), seed=0).samples, speak(model, ["Yes. No."], seed=0).samples)
+
+
+# ----------------------------------------------------------------------------------------------------------------------
+# Kinds of models, and bad input
+# ----------------------------------------------------------------------------------------------------------------------
+
+def test_kinds_of_models(tmp_path):
+    design = qwen3.load_model(make_talking(tmp_path / "design", tts_config("1.7B", "voice_design")))
+    old, new = (speak(design, TEXT, describe=words, seed=0).samples for words in ("An old man.", "A girl."))
+    assert not np.array_equal(old, new) and len(speak(design, TEXT, seed=0).samples)
+    base = qwen3.load_model(make_talking(tmp_path / "base", tts_config("0.6B", "base")))
+    one, other = (speak(base, TEXT, clone=(voice(72_000, i), 24_000), seed=0).samples for i in (0, 1))
+    assert len(one) and not np.array_equal(one, other)
+    for options, words in (({"describe": "a"}, "no describe, but clone"), ({}, "give clone"),
+                           ({"clone": (voice(99), 24_000)}, "0.5 to 60 seconds"), ({"clone": "none.wav"}, "no such file"),
+                           ({"clone": (np.full(24_000, np.nan), 24_000)}, "finite")):
+        assert_one_line(message_of(speak, base, TEXT, **options), words)
+    assert "no voice, but describe" in message_of(speak, design, TEXT, voice="serena")
+    custom = qwen3.load_model(make_talking(tmp_path / "custom", tts_config("1.7B")))
+    calm, angry = (speak(custom, TEXT, instruct=words, seed=0).samples for words in ("calm", "very angry"))
+    assert not np.array_equal(calm, angry)
+
+
+@pytest.mark.parametrize("options, words", [
+    ({"voice": "Nobody"}, f"none of {', '.join(VOICES)}"), ({"seed": -1}, "seed"), ({"temperature": -1}, "temperature"),
+    ({"max_seconds": -1}, "max_seconds"), ({"max_seconds": float("nan")}, "max_seconds"), ({"clone": "a.wav"}, "no clone"),
+    ({"text": " \n"}, "no text")])
+def test_bad_input(model, options, words):
+    assert_one_line(message_of(speak, model, **{"text": TEXT} | options), words)
+
+
+def test_the_smaller_model_takes_no_instruct(tmp_path):
+    model = qwen3.load_model(make_talking(tmp_path / "a"))
+    assert_one_line(message_of(speak, model, TEXT, instruct="whisper"), "0.6B takes no instruct")
+
+
+def test_what_cannot_speak_or_answer(model):
+    assert_one_line(message_of(speak, qwen3.load_model(ROOT / "demo"), TEXT), "can't speak")
+    assert_one_line(message_of(qwen3.chat, model, TEXT), "qwen3_tts.py")
+    assert_one_line(message_of(qwen3.generate, model, [1, 2]), "qwen3_tts.py")
+
+
+@pytest.mark.parametrize("changes, words", [
+    ({"tts_model_type": "singing"}, "singing"), ({"tts_model_type": None}, "tts_model_type"),
+    ({"architectures": ["Qwen3TTS"]}, "architectures")])
+def test_configs_that_are_not_computed(path, tmp_path, changes, words):
+    folder = copy_of(path, tmp_path, **changes)
+    assert_one_line(message_of(lambda: speak(qwen3.load_model(folder), TEXT)), words)
+
+
+@pytest.mark.parametrize("name", ["talker.code_predictor.lm_head.2.weight", "talker.text_projection.linear_fc1.bias",
+                                  "talker.code_predictor.model.layers.0.mlp.up_proj.weight", "talker.codec_head.weight",
+                                  "talker.model.text_embedding.weight", "talker.code_predictor.model.norm.weight"])
+@pytest.mark.parametrize("damage", ["missing", "misshapen", "NaN"])
+def test_damaged_weights(path, tmp_path, name, damage):
+    folder = copy_of(path, tmp_path)
+    file = folder / "model.safetensors"
+    old = qwen3.map_safetensors(file)[name].data
+    with_tensors(file, {name: {"missing": None, "misshapen": np.ones((3, 5), np.float32),
+                               "NaN": np.full_like(old, np.nan)}[damage]})
+    assert_one_line(message_of(lambda: speak(qwen3.load_model(folder), TEXT).samples), str(folder))
+
+
+@pytest.mark.parametrize("damage", ["no folder", "no weights", "missing", "misshapen", "NaN", "no config"])
+def test_a_damaged_codec(path, tmp_path, damage):
+    folder = copy_of(path, tmp_path) / "speech_tokenizer"
+    name, file = "decoder.decoder.0.conv.weight", folder / "model.safetensors"
+    if damage == "no folder":
+        shutil.rmtree(folder)
+    elif damage.startswith("no "):
+        (folder / ("config.json" if "config" in damage else "model.safetensors")).unlink()
+    else:
+        with_tensors(file, {name: {"missing": None, "misshapen": np.ones((3, 5, 2), np.float32),
+                                   "NaN": np.full_like(qwen3.map_safetensors(file)[name].data, np.nan)}[damage]})
+    assert_one_line(message_of(lambda: speak(qwen3.load_model(folder.parent), TEXT).samples), str(folder.parent))

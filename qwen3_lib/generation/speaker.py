@@ -6,7 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import Source, dense, mel_filters, softmax, to_float32
+from qwen3 import Source, dense, softmax, to_float32
+from qwen3_asr import mel_filters
 from qwen3_lib.io.sounds import open_sound
 from qwen3_tts import as_matrix, side_by_side
 from tokenizer_utils import InputError

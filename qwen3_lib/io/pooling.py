@@ -58,8 +58,9 @@ class Recipe(NamedTuple):
 
 
 def module_files(names: Iterable[str]) -> list[str]:
-    """The files of modules among the names of a model's files, such as 1_Pooling/config.json."""
-    return sorted(name for name in names if re.fullmatch(r"\d+_\w+/(config\.json|model\.safetensors)", name))
+    """The files of modules among the names of a model's files, such as 1_Pooling/config.json, or a codec's."""
+    return sorted(name for name in names
+                  if re.fullmatch(r"(\d+_\w+|speech_tokenizer)/(config\.json|model\.safetensors)", name))
 
 
 @lru_cache(maxsize=4)

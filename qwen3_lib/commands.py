@@ -13,6 +13,6 @@ def command(script: str, *options: str) -> Callable[[], int]:
     return run
 
 
-qwen3, asr, embed, batch, inspect, server = map(command, ("qwen3", "qwen3_asr", "qwen3_embed", "qwen3_batch",
-                                                          "qwen3_inspect", "qwen3_server"))
+qwen3, asr, tts, embed, batch, inspect, server = map(command, (
+    "qwen3", "qwen3_asr", "qwen3_tts", "qwen3_embed", "qwen3_batch", "qwen3_inspect", "qwen3_server"))
 fast = command("qwen3", "--fast")

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import safetensors
-import safetensors.numpy
 
 from configs import ROOT, codec_config, tts_config
 from make_random_model import random_tensor
@@ -104,7 +103,8 @@ def codec_shapes(about: dict) -> Shapes:
         shapes |= {f"{start}.1.conv.weight": (2 * n, n, 2 * rate), f"{start}.1.conv.bias": (n,)}
         for j in (2, 3, 4):
             shapes |= {f"{start}.{j}.{act}.{name}": (n,) for act in ("act1", "act2") for name in ("alpha", "beta")}
-            shapes |= dense_shapes(f"{start}.{j}.conv1.conv", n, n, 7) | dense_shapes(f"{start}.{j}.conv2.conv", n, n, 1)
+            for name, kernel in (("conv1", 7), ("conv2", 1)):
+                shapes |= dense_shapes(f"{start}.{j}.{name}.conv", n, n, kernel)
     last = len(about["upsample_rates"]) + 1
     shapes |= {f"decoder.{last}.{name}": (n,) for name in ("alpha", "beta")}
     return {f"decoder.{name}": shape for name, shape in (shapes | dense_shapes(
@@ -145,8 +145,8 @@ def make_talking(path: Path, config: dict | None = None, codec: dict | None = No
     for folder, about in ((path, config), (inner, codec)):
         (folder / "config.json").write_text(json.dumps(about, indent=2))
     write_tensors(path / "model.safetensors", random_tensors(talker_shapes(config), dtype, seed), dtype)
-    write_tensors(inner / "model.safetensors", random_tensors(codec_shapes(codec["decoder_config"]), "float32", seed + 1),
-                  "float32")
+    codec_tensors = random_tensors(codec_shapes(codec["decoder_config"]), "float32", seed + 1)
+    write_tensors(inner / "model.safetensors", codec_tensors, "float32")
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(ROOT / "demo" / name, path / name)
     (path / "generation_config.json").write_text(json.dumps(GENERATION))

@@ -220,6 +220,14 @@ def test_a_tokenizer_may_have_two_files(hub, get_all):
     assert_refused(half, "tiny/half: ", "no tokenizer.json")
 
 
+def test_a_model_that_speaks_brings_its_codec(hub, get_all):
+    codec = {f"speech_tokenizer/{name}": name.encode() for name in ("config.json", "model.safetensors")}
+    hub.models = {"tiny/voice": DEMO | codec | {"speech_tokenizer/preprocessor_config.json": b"{}"} | USELESS}
+    [(path, error)] = get_all(["tiny/voice"])
+    assert not error and {name: (Path(path) / name).read_bytes() for name in codec} == codec
+    assert {*hub.files_asked()} == {*DEMO, *codec} and hub.files_asked()[-1] == "model.safetensors"
+
+
 def test_a_short_name_is_one_of_qwen(hub, get_all):
     hub.models = {"Qwen/Qwen3-0.6B": DEMO}
     outcome, *others = get_all(("0.6b",), ("Qwen3-0.6B", "offline"), ("Qwen/Qwen3-0.6B", "offline"))

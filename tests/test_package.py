@@ -13,7 +13,8 @@ import pytest
 from configs import FRANCE, PARIS, ROOT
 from helpers import assert_one_line, hide
 
-COMMANDS = ("qwen3", "qwen3-fast", "qwen3-asr", "qwen3-embed", "qwen3-batch", "qwen3-inspect", "qwen3-server")
+COMMANDS = ("qwen3", "qwen3-fast", "qwen3-asr", "qwen3-tts", "qwen3-embed", "qwen3-batch", "qwen3-inspect",
+            "qwen3-server")
 
 
 def copy_of_the_project(target):

@@ -94,7 +94,8 @@ def test_a_long_sound(path):
 
 MODES = {"a voice": dict(voice="serena", language="auto"), "a language": dict(voice="serena", language="english"),
          "instruct": dict(voice="serena", language="chinese", instruct="用特别愤怒的语气说"),
-         "a dialect": dict(voice="dylan", language="auto"), "a dialect, chinese": dict(voice="eric", language="chinese"),
+         "a dialect": dict(voice="dylan", language="auto"),
+         "a dialect, chinese": dict(voice="eric", language="chinese"),
          "a dialect, english": dict(voice="eric", language="english"), "no voice": dict(language="auto"),
          "design": dict(language="english", instruct="An old man, hoarse.")}
 

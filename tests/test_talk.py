@@ -1,0 +1,154 @@
+"""python qwen3_tts.py: what is played, written and piped, and the three files alone."""
+import os
+import pty
+import shutil
+import subprocess
+import sys
+import wave
+
+import numpy as np
+import pytest
+
+import qwen3
+from configs import ROOT, VOICES
+from helpers import assert_one_line, run_main
+from qwen3_lib.app.talk import main
+from qwen3_lib.io.sounds import open_sound
+from qwen3_tts import speak
+from talking import make_talking
+
+TEXT = "Good morning."
+SEED = ("--seed", "4")
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory):
+    return make_talking(tmp_path_factory.mktemp("talking"))
+
+
+@pytest.fixture(scope="module")
+def samples(path):
+    return speak(qwen3.load_model(path), TEXT, seed=4).samples
+
+
+def numbers_in(file) -> np.ndarray:
+    with wave.open(str(file)) as opened:
+        assert opened.getparams()[:3] == (1, 2, 24_000)
+        return np.frombuffer(opened.readframes(opened.getnframes()), "<i2")
+
+
+def as_numbers(samples) -> np.ndarray:
+    return np.rint(samples * 32767).astype("<i2")
+
+
+def test_a_sound_in_a_file(path, samples, tmp_path, capfd):
+    file = tmp_path / "a.wav"
+    status, out, err = run_main(capfd, "--model", path, "Good", "morning.", *SEED, "--out", file, main=main)
+    assert (status, out) == (0, "") and np.array_equal(numbers_in(file), as_numbers(samples))
+    assert_one_line(err, f"a.wav: {len(samples) / 24_000:.1f} s")
+
+
+@pytest.mark.parametrize("out", [(), ("--out", "-")])
+def test_a_sound_in_a_pipe(path, samples, capfdbinary, out):
+    """As WAV whose header can't say how long it is; our own reader takes it."""
+    status, data, _ = run_main(capfdbinary, "--model", path, TEXT, *SEED, *out, main=main)
+    found = np.concatenate([*open_sound(data, 24_000).blocks])
+    assert status == 0 and np.abs(found - samples).max() < 1e-4
+
+
+def test_a_piped_text_is_spoken_sentence_by_sentence(path, tmp_path):
+    """The first sentence's sound is there before the second one is written."""
+    process = subprocess.Popen([sys.executable, ROOT / "qwen3_tts.py", "--model", path, *SEED], stdin=subprocess.PIPE,
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    process.stdin.write(b"Good morning.\nHow")
+    first = process.stdout.read(44)
+    assert first[:4] == b"RIFF" and process.stdout.read(2)
+    rest, said = process.communicate(b" are you? \xe4\xbd\xa0\xe5\xa5\xbd\xe3\x80\x82", timeout=100)
+    pieces = ["Good morning. ", "How are you? ", "你好。"]
+    expected = as_numbers(speak(qwen3.load_model(path), pieces, seed=4).samples)
+    assert process.returncode == 0 and np.array_equal(np.frombuffer(rest, "<i2"), expected[1:]), said
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a player that is a script")
+@pytest.mark.parametrize("program", ["aplay", "afplay"])
+def test_a_sound_is_played_on_a_terminal(path, samples, tmp_path, program):
+    """By a player that keeps what it gets: aplay reads its stdin, afplay a file."""
+    (tmp_path / "bin").mkdir()
+    taken, player = tmp_path / "taken.wav", tmp_path / "bin" / program
+    player.write_text(f"#!/bin/sh\n/bin/cat {'' if program == 'aplay' else '$1'} > {taken}\n")
+    player.chmod(0o755)
+    done = on_a_terminal(path, {"PATH": str(tmp_path / "bin")})
+    found = np.concatenate([*open_sound(str(taken), 24_000).blocks])
+    assert done.returncode == 0 and np.abs(found - samples).max() < 1e-4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="it has a player")
+def test_without_a_player_the_way_out_is_told(path, tmp_path):
+    done = on_a_terminal(path, {"PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert_one_line(done.stderr.decode(), "neither aplay nor afplay", "--out speech.wav")
+
+
+def on_a_terminal(path, variables) -> subprocess.CompletedProcess:
+    ours, its = pty.openpty()
+    try:
+        return subprocess.run([sys.executable, ROOT / "qwen3_tts.py", "--model", path, TEXT, *SEED], stdin=its,
+                              stdout=its, stderr=subprocess.PIPE, env=os.environ | variables, timeout=100)
+    finally:
+        os.close(ours)
+        os.close(its)
+
+
+def test_the_names_of_voices(path, capfd):
+    assert run_main(capfd, "--model", path, "--voices", main=main) == (0, "".join(f"{name}\n" for name in VOICES), "")
+
+
+@pytest.mark.parametrize("arguments, words", [
+    ((TEXT, "--voice", "nobody"), "none of serena"), ((TEXT, "--language", "fr"), "none of auto"), ((), "no text"),
+    ((TEXT, "--describe", "old"), "no describe"), ((TEXT, "--clone", "a.wav"), "no clone"),
+    ((TEXT, "--out", "none/a.wav"), "none/a.wav: cannot be written"), ((TEXT, "--temperature", "-1"), "temperature"),
+    ((TEXT, "--max-seconds", "-1"), "max_seconds"), ((TEXT, "--speed", "2"), "--speed")])
+def test_bad_input_is_one_line(path, tmp_path, monkeypatch, capfd, arguments, words):
+    monkeypatch.chdir(tmp_path)
+    status, out, err = run_main(capfd, "--model", path, *arguments, main=main)
+    assert status in (1, 2) and not out and not [*tmp_path.iterdir()]
+    assert_one_line(err, words)
+
+
+def test_nothing_is_written_for_an_empty_text(path, tmp_path, capfd):
+    for stdin, words in ((b"\n \n", "no text"), (b"a\xff", "can't be read"), (None, "no text")):
+        status, _, err = run_main(capfd, "--model", path, "--out", tmp_path / "a.wav", stdin=stdin, main=main)
+        assert status in (1, 2) and not [*tmp_path.iterdir()]
+        assert_one_line(err, words)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="/dev/full is Linux's")
+def test_a_full_disk_and_a_reader_that_leaves(path, capfd):
+    status, _, err = run_main(capfd, "--model", path, TEXT, "--out", "/dev/full", main=main)
+    assert status == 1
+    assert_one_line(err, "No space left")
+    done = subprocess.run(["bash", "-c", f'"{sys.executable}" "{ROOT}/qwen3_tts.py" --model "{path}" {TEXT} | true; '
+                           "exit ${PIPESTATUS[0]}"], capture_output=True, timeout=100)
+    assert done.returncode in (0, 141) and done.stderr.count(b"\n") <= 1  # 0: it was faster
+
+
+def test_three_files_alone(path, samples, tmp_path):
+    """qwen3_tts.py beside qwen3.py and tokenizer_utils.py: the sound that the library gives."""
+    for name in ("qwen3_tts.py", "qwen3.py", "tokenizer_utils.py"):
+        shutil.copy(ROOT / name, tmp_path)
+
+    def run(*arguments):
+        done = subprocess.run([sys.executable, "qwen3_tts.py", *arguments], cwd=tmp_path, text=True, timeout=60,
+                              stdin=subprocess.DEVNULL, capture_output=True)
+        return done.returncode, done.stdout, done.stderr
+
+    assert run("--model", path, "Good", "morning.", *SEED, "--out", "a.wav") == (0, "", "")
+    assert np.array_equal(numbers_in(tmp_path / "a.wav"), as_numbers(samples))
+    for arguments, words in (((path, "--voice", "nobody"), "none of serena"), ((ROOT / "demo",), "can't speak"),
+                             ((path, "--language", "fr"), "none of auto"), ((tmp_path,), "no folder with config.json")):
+        status, out, err = run("--model", *arguments, TEXT, "--out", "b.wav")
+        assert (status, out, (tmp_path / "b.wav").exists()) == (1, "", False)
+        assert_one_line(err, words)
+    status, _, err = run("--model", path, TEXT, "--out", "none/a.wav")
+    assert status == 1
+    assert_one_line(err, "none/a.wav")

@@ -659,25 +659,21 @@ class KVCache(Cache):
         """Becomes a copy of the first n positions of another cache of its kind."""
         self.truncate(0)
         self.reserve(n)
-        self.k[:, :, :n], self.v[:, :, :n] = source.k[:, :, :n], source.v[:, :, :n]
+        for ours, theirs in zip(self.rows(0, n).values(), source.rows(0, n).values()):
+            ours[:] = theirs
         self.advance(source.token_ids[:n])
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """The filled part, for a file: token_ids [n], k and v [n_layers, n_kv_heads, n, head_dim]."""
-        n = self.length
-        return {"token_ids": self.token_ids[:n], "k": self.k[..., :n, :], "v": self.v[..., :n, :]}
+    def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """What these positions hold, for a file or from one: k and v [n_layers, n_kv_heads, stop - start, head_dim]."""
+        return {"k": self.k[:, :, start:stop], "v": self.v[:, :, start:stop]}
 
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        """Takes over the `arrays` of a cache of its kind. Raises InputError for other shapes or number formats."""
-        k, n = self.k, arrays["token_ids"].size
-        shape = (*k.shape[:2], n, k.shape[3])
-        if arrays["token_ids"].shape != (n,) or any(arrays[name].shape != shape or arrays[name].dtype != k.dtype
-                                                    for name in "kv"):
-            raise InputError("the arrays of another cache, or damaged ones")
-        self.truncate(0)
-        self.reserve(n)
-        self.k[..., :n, :], self.v[..., :n, :] = arrays["k"], arrays["v"]
-        self.advance(arrays["token_ids"])
+    def state(self, length: int) -> dict[str, np.ndarray]:
+        """What is needed beside rows to go on after so many positions, for a file: nothing. A Qwen3.5 has states."""
+        return {}
+
+    def go_on(self, token_ids: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """Counts tokens [n] as filled, whose rows were written after `reserve`, and takes the state after them."""
+        self.advance(token_ids)
 
     def bytes(self, length: int, more_layers: int = 0) -> int:
         """The bytes of a cache like this one with so many positions."""

@@ -332,20 +332,23 @@ class HybridCache(KVCache):
         self.snapshots = [*kept, now._replace(kept=False)]
         self.ahead = source.ahead and source.ahead.copy(n, self.max_length)
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """See KVCache.arrays; also history, state and late [n_linear_layers, ...]: the last State of each delta net."""
-        states = [self.snapshots[-1].states[layer] for layer in self.config.linear_layers]
-        return super().arrays() | dict(zip(STATE_ARRAYS, map(np.stack, zip(*states))))
+    def state(self, length: int) -> dict[str, np.ndarray]:
+        """See KVCache.state: history, state and late [n_linear_layers, ...], the State of each delta net."""
+        states = next(each.states for each in self.snapshots if each.length == length)
+        layers = [states[layer] for layer in self.config.linear_layers]
+        return dict(zip(STATE_ARRAYS, map(np.stack, zip(*layers))))
 
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
+    def go_on(self, token_ids: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        """See KVCache.go_on. The state is kept: a conversation goes on there."""
         layers = self.config.linear_layers
-        self.new |= dict(zip(layers, map(State, *(arrays[name] for name in STATE_ARRAYS)))) if layers else {}
-        empty, lates = self.snapshots[0].states, {state.late.shape[:1] for state in self.new.values()}
+        self.new |= dict(zip(layers, map(State, *(state[name] for name in STATE_ARRAYS)))) if layers else {}
+        empty, lates = self.snapshots[0].states, {new.late.shape[:1] for new in self.new.values()}
         if self.new.keys() != empty.keys() or len(lates) > 1 or any(
                 found.shape != (len(other) + sum(*lates) * (i != 1), *other.shape[1:]) or found.dtype != other.dtype
                 for layer, new in self.new.items() for i, (found, other) in enumerate(zip(new, empty[layer]))):
             raise InputError("the states of another cache, or damaged ones")
-        super().restore(arrays)
+        super().go_on(token_ids, state)
+        self.keep()
 
     def bytes(self, length: int, more_layers: int = 0) -> int:
         return self.fixed + super().bytes(length, self.config.mtp_num_hidden_layers)  # the MTP head has a cache, too

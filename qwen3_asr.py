@@ -175,6 +175,7 @@ class Window:
     """What the language model hears of a window: `vectors` [1, tokens, hidden_size], by `audio_tower`."""
     number: int
     vectors: np.ndarray
+    digest: bytes  # of what it was made of
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,8 +259,9 @@ class Sounds(Media):
         try:
             with self.lock:
                 w = self.weights
-            for vectors in each(lambda part: audio_tower(part, w, self.config, self.embed), new.values()):
-                computed.append(Window(next(WINDOW_NUMBERS), vectors[None]))
+            found = each(lambda part: audio_tower(part, w, self.config, self.embed), new.values())
+            for key, vectors in zip(new, found):
+                computed.append(Window(next(WINDOW_NUMBERS), vectors[None], key))
                 yield None
         except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
             raise InputError(f"{self.source.path}: its tower doesn't fit its config: {brief(error)}") from error

@@ -23,7 +23,6 @@ qwen3_lib/generation/batch.py.
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
@@ -37,7 +36,7 @@ from qwen3_lib.app.terminal import guarded, note
 from qwen3_lib.app.files import read_tools
 from qwen3_lib.app.jobs import Results, description, run_job
 from qwen3_lib.app.arguments import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
-                                     add_model_options, answer_options, load_main, template_option)
+                                     add_model_options, answer_options, checked_size, load_main, template_option)
 from qwen3_lib.app.records import JobSettings, open_source, request_of_row
 from qwen3_lib.generation.batch import MOST_SLOTS, Batch, free_memory, generate_batch, positions_in, slots_in
 
@@ -49,7 +48,6 @@ SLOT_TOKENS = 4096  # tokens of a prompt and its answer; each slot takes memory 
 BATCH_EXCLUDES = {"raw": ("system", "tools", "think", "think_budget", "chat_template_kwargs"),
                   "greedy": ("temperature",), "json_schema": ("regex", "grammar"), "regex": ("grammar",)}
 PROMPTS_ONLY = """write the prompts into the records: jq -c '{id, prompt: ("Translate: " + .text)}' in.jsonl"""
-UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def make_parser() -> Parser:
@@ -83,16 +81,6 @@ def make_parser() -> Parser:
     return parser
 
 
-def checked_size(text: str | None) -> int | None:
-    """The bytes in "4GB", "500 MB" or "2GiB"; None for None. Raises InputError."""
-    if text is None:
-        return None
-    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmg]i?b|)", text.strip().lower())
-    if found is None:
-        raise InputError(f"--memory must be a size such as 4GB or 500MB, not {brief(repr(text))}")
-    return int(float(found[1]) * UNITS[found[2]])
-
-
 def run(args: argparse.Namespace) -> int:
     """Does what the options say -> exit status: 1 if there are records, and none of them was answered."""
     given = answer_options(args).given
@@ -102,7 +90,7 @@ def run(args: argparse.Namespace) -> int:
     settings = JobSettings(given, args.system, tools, args.think, args.raw, args.openai,
                            None if args.context is None else checked_whole("context", args.context, 2))
     folder = Path(args.input).resolve().parent
-    memory, source = checked_size(args.memory), open_source(args.input, args.text)
+    memory, source = checked_size("--memory", args.memory), open_source(args.input, args.text)
     model = load_main(args)
     longest = min(args.context or SLOT_TOKENS, model.config.context_length)
     slots = slots_in(model, longest, memory)

@@ -35,11 +35,12 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_server.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import InputError, Model, checked_whole
-from qwen3_batch import MOST_SLOTS, Batch, checked_size, free_memory, positions_in, slots_in
+from qwen3_batch import MOST_SLOTS, Batch, free_memory, positions_in, slots_in
 from qwen3_lib.app.terminal import guarded, note
 from qwen3_lib.app.files import read_text
-from qwen3_lib.app.arguments import (Parser, add_draft, add_engine_options, add_max_pixels, add_model_options,
-                                     answer_options, load_main)
+from qwen3_lib.app.arguments import (Parser, add_draft, add_engine_options, add_keep_on_disk, add_max_pixels,
+                                     add_model_options, answer_options, checked_size, load_main, prompt_store)
+from qwen3_lib.app.models import readable_size
 from qwen3_lib.io.facts import banner
 from qwen3_lib.generation.aligner import check_aligner
 from qwen3_lib.io.errors import brief, counted
@@ -57,9 +58,10 @@ else:
     missing = None
 
 AT_LEAST = 2  # answers for which the default context leaves memory: an agent asks for titles beside its conversation
-KEEP = "512MB"
+KEPT = 3  # earlier prompts and answers take one byte in so many of --memory
 GRACE = 10.0  # seconds that running answers have after SIGTERM
 LAST = 4.0  # seconds after that until the process ends, whatever runs
+WRITING = 60.0  # seconds more for writing --keep-on-disk, unless a second signal comes
 
 
 CALLED = {"--ctx-size": "--context", "-c": "--context", "--max-model-len": "--context", "--num-ctx": "--context",
@@ -89,10 +91,11 @@ def make_parser() -> Parser:
         f"as much as --memory holds for {AT_LEAST} answers or for --slots, up to the model's context)")
     add("--slots", type=int, metavar="N", help="most answers at the same time (default: as many as fit into --memory, "
         f"at most {MOST_SLOTS})")
-    add("--memory", metavar="SIZE", help="memory for the keys and values of all slots, such as 4GB (default: half of "
-        "the free memory)")
-    add("--keep", metavar="SIZE", default=KEEP, help="memory for earlier prompts and answers, so that a conversation "
-        "that goes on isn't computed again (default: %(default)s)")
+    add("--memory", metavar="SIZE", help="memory for keys and values, those of all slots and of --keep, such as 4GB "
+        "(default: half of the free memory)")
+    add("--keep", metavar="SIZE", help="how much of --memory is for earlier prompts and answers, so that a "
+        "conversation that goes on isn't computed again (default: a third)")
+    add_keep_on_disk(add)
     add("--queue", type=int, default=64, metavar="N", help="how many answers may wait for a slot, and how "
         "many sounds may wait to be heard (default: %(default)s)")
     add("--timeout", type=float, default=600, metavar="S", help="longest time for an answer, in seconds (default: "
@@ -116,22 +119,24 @@ def load_aligner(args: argparse.Namespace) -> Model | None:
 
 def open_batch(args: argparse.Namespace, aligner: Callable[[], Model | None]) -> Batch:
     """Loads the models and makes room for answers."""
-    memory = checked_size(args.memory)
+    memory, kept = checked_size("--memory", args.memory), checked_size("--keep", args.keep)
     model = load_main(args)
     aligner()
     note(banner(model))
     model = replace(model, tokenizer=Renderer(model.tokenizer, str(model.path)))
     if model.embeds:  # needs no slots: it gives vectors only
         return Batch(model, 1, 1)
-    longest, most = args.context, model.config.context_length
-    if longest is None:
-        memory = free_memory() // 2 if memory is None else memory
-        longest = max(positions_in(model, args.slots or AT_LEAST, memory), 2)
-    longest = min(longest, most)
-    slots = args.slots or slots_in(model, longest, memory)
+    longest, slots, most = args.context, args.slots, model.config.context_length
+    if memory is None and None in (longest, slots, kept):
+        memory = free_memory() // 2
+    kept = (memory or 0) // KEPT if kept is None else kept
+    memory = max((memory or 0) - kept, 0)
+    longest = min(max(positions_in(model, slots or AT_LEAST, memory), 2) if longest is None else longest, most)
+    slots = slots_in(model, longest, memory) if slots is None else slots
     of_all = f", of the {most:,} that the model can read (--context, --memory)" if longest < most else ""
-    note(f"{counted(slots, 'answer')} at a time, each of at most {longest:,} tokens with its prompt{of_all}")
-    return Batch(model, slots, longest, checked_size(args.keep) or 0)
+    note(f"{counted(slots, 'answer')} at a time, each of at most {longest:,} tokens with its prompt{of_all}; "
+         f"{readable_size(kept)} for earlier ones (--keep)")
+    return Batch(model, slots, longest, kept, prompt_store(args, model))
 
 
 def listening(host: str, port: int) -> socket.socket:
@@ -176,7 +181,8 @@ def run(args: argparse.Namespace) -> int:
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             grace = 0 if timers else GRACE  # at the second signal, running answers get their error
             worker.end(grace)
-            timers.append(threading.Timer(grace + LAST, give_up))
+            writing = WRITING if grace and args.keep_on_disk is not None else 0
+            timers.append(threading.Timer(grace + writing + LAST, give_up))
             timers[-1].daemon = True
             timers[-1].start()
             if grace:  # uvicorn would drop the connections at the second signal

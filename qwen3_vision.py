@@ -205,6 +205,7 @@ class Picture:
     rows: int
     columns: int
     vectors: np.ndarray
+    digest: bytes = bytes(32)  # of what it was made of
 
     @property
     def ids(self) -> np.ndarray:
@@ -292,7 +293,7 @@ class Pictures(Media):
                     raise InputError(f"{self.source.path}: its tower doesn't fit its config: {brief(error)}") from error
                 if vectors.shape[2] != self.width or not np.isfinite(vectors).all():
                     raise InputError(f"{self.source.path}: the vision tower gives no {self.width} finite numbers")
-                picture = Picture(next(PICTURE_NUMBERS), rows, columns, vectors)
+                picture = Picture(next(PICTURE_NUMBERS), rows, columns, vectors, key)
                 self.known[key] = self.known[picture.number] = picture
             self.recent = [*(each for each in self.recent if each is not picture), picture]
             while len(self.recent) > 1 and sum(each.vectors.nbytes for each in self.recent) > KEPT_PICTURES:

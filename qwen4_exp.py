@@ -319,9 +319,8 @@ class StreamCache(HybridCache):
         rows = (config.ple_conv_kernel_size - 1) * config.ngram_size
         before = State(np.zeros((rows, config.hc_count * config.hidden_size), np.float32), np.zeros(0, np.float32),
                        np.zeros((0, 0), np.float32))
-        self.rows, self.fixed = rows, self.fixed + (self.most + 2) * len(config.ple_layers) * before.history.nbytes
-        states = self.snapshots[0].states | {~layer: before for layer in config.ple_layers}
-        self.snapshots = [Snapshot(0, states, kept=True)]
+        self.n_earlier, self.fixed = rows, self.fixed + (self.most + 2) * len(config.ple_layers) * before.history.nbytes
+        self.snapshots = [Snapshot(0, self.snapshots[0].states | {~layer: before for layer in config.ple_layers}, True)]
 
     def reserve(self, n: int, guesses: int = 0) -> np.ndarray:
         positions = super().reserve(n, guesses)
@@ -363,30 +362,23 @@ class StreamCache(HybridCache):
         self.new[~layer] = State(history, memory, np.zeros((guesses, 0), np.float32))
         return out
 
-    def parts(self, n: int) -> dict[str, np.ndarray]:
-        """What the index has of the first n tokens, by the names in files."""
-        return {"index": self.index[:, 0, :n], "blocks": self.blocks[:, :n // self.config.indexer_compress_ratio],
-                "places": self.places[:n]}
+    def rows(self, start: int, stop: int) -> dict[str, np.ndarray]:
+        """See KVCache.rows; also index, places, and the blocks that these positions complete."""
+        whole = slice(*(n // self.config.indexer_compress_ratio for n in (start, stop)))
+        return super().rows(start, stop) | {"index": self.index[:, :, start:stop], "blocks": self.blocks[:, whole],
+                                            "places": self.places[start:stop]}
 
-    def copy_from(self, source: Self, n: int) -> None:
-        super().copy_from(source, n)
-        for ours, theirs in zip(self.parts(n).values(), source.parts(n).values()):
-            ours[:] = theirs
+    def state(self, length: int) -> dict[str, np.ndarray]:
+        """See HybridCache.state; also ngram0, ...: [rows, hc_count * hidden_size] of each table."""
+        states = next(each.states for each in self.snapshots if each.length == length)
+        return super().state(length) | {f"ngram{i}": states[~i].history for i in self.config.ple_layers}
 
-    def arrays(self) -> dict[str, np.ndarray]:
-        """See HybridCache.arrays; also `parts`, and ngram [n tables, rows, hc_count * hidden_size]."""
-        histories = [self.snapshots[-1].states[~layer].history for layer in self.config.ple_layers]
-        return super().arrays() | self.parts(self.length) | {"ngram": np.array(histories, np.float32)}
-
-    def restore(self, arrays: dict[str, np.ndarray]) -> None:
-        for layer, history in zip(self.config.ple_layers, arrays["ngram"]):
-            late = np.zeros((max(len(history) - self.rows, 0), 0), np.float32)
-            self.new[~layer] = State(history, np.zeros(0, np.float32), late)
-        super().restore(arrays)
-        for name, part in self.parts(self.length).items():
-            if arrays[name].shape != part.shape or arrays[name].dtype != part.dtype:
-                raise InputError("the index of another cache, or a damaged one")
-            part[:] = arrays[name]
+    def go_on(self, token_ids: np.ndarray, state: dict[str, np.ndarray]) -> None:
+        for i in self.config.ple_layers:
+            history = state[f"ngram{i}"]
+            late = np.zeros((max(len(history) - self.n_earlier, 0), 0), np.float32)
+            self.new[~i] = State(history, np.zeros(0, np.float32), late)
+        super().go_on(token_ids, state)
 
     def bytes(self, length: int, more_layers: int = 0) -> int:
         keys = len(self.attending) * (length + length // self.config.indexer_compress_ratio)

@@ -276,6 +276,16 @@ def logits_of(model, ids):
     return qwen3.compute(model, [qwen3.NextTokens(model.engine.new_cache(model.config), np.asarray(ids), len(ids))])[0]
 
 
+def rebuilt(model, cache):
+    """A cache with the rows and the state of another one, as files give them."""
+    n, copy = cache.length, model.engine.new_cache(model.config)
+    copy.reserve(n)
+    for name, array in copy.rows(0, n).items():
+        array[...] = cache.rows(0, n)[name]
+    copy.go_on(cache.token_ids[:n], cache.state(n))
+    return copy
+
+
 def states_of(model, ids, cache=None):
     """The hidden states of ids [n] -> [n, hidden_size]."""
     cache = model.engine.new_cache(model.config) if cache is None else cache

@@ -14,7 +14,7 @@ from helpers import REMOVED, assert_cli_refuses, assert_one_line, edit_json, log
 from make_random_model import make_random_model
 from qwen3_embed import embed
 from embedders import make_embedder
-from qwen3_lib.app.files import fingerprint
+from qwen3_lib.generation.prompt_store import fingerprint
 from qwen3_lib.io.models import open_model
 from packed import to_bf16
 from published import CASES, WHOLE_GROUPS, quantize_model, write_tensors
@@ -160,17 +160,22 @@ def test_the_command_line(tmp_path, capfd, pristine):
     assert plain[0] == adapted[0] == 0 and plain[1] != adapted[1]
 
 
-def test_a_prompt_cache_belongs_to_its_adapter(tmp_path, capfd, pristine):
-    shape = json.loads((pristine / "config.json").read_text())
-    options = ["--model", pristine, "--raw", "-n", 1, "--prompt-cache", tmp_path / "cache", "The capital of"]
+def test_kept_prompts_belong_to_their_adapter(tmp_path, capfd, pristine):
+    def cached_tokens(prompt, *more):
+        out = run_main(capfd, "--model", pristine, "--raw", "-n", 1, "--json", "--keep-on-disk", tmp_path / "kept",
+                       prompt, *more)[1]
+        return json.loads(out)["cached_tokens"]
+
+    text = "The capital of France is a city of many streets, and of old houses, and of a river, and of rain"
+    shape, options, longer = json.loads((pristine / "config.json").read_text()), ("--adapter", tmp_path / "adapter"), \
+        f"{text} and snow"
     make_adapter(tmp_path / "adapter", matrices(shape, head=False))
-    assert run_main(capfd, *options, "--adapter", tmp_path / "adapter")[0] == 0
-    assert run_main(capfd, *options, "--adapter", tmp_path / "adapter")[0] == 0
-    assert_cli_refuses(capfd, options, "another model")
+    assert cached_tokens(text, *options) == 0 < cached_tokens(longer, *options)
+    assert cached_tokens(longer) == 0
     edit_json(tmp_path / "adapter/adapter_config.json", {"lora_alpha": 8})  # the same matrices, half as strong
-    assert_cli_refuses(capfd, [*options, "--adapter", tmp_path / "adapter"], "another model")
+    assert cached_tokens(longer, *options) == 0
     make_adapter(tmp_path / "adapter", matrices(shape, head=False), rank=3, r=3)  # another one in the same folder
-    assert_cli_refuses(capfd, [*options, "--adapter", tmp_path / "adapter"], "another model")
+    assert cached_tokens(longer, *options) == 0
 
 
 # ---- Against peft ----------------------------------------------------------------------------------------------------

@@ -128,7 +128,7 @@ def test_on_a_terminal(capfd, monkeypatch):
     """Without a prompt the chat starts, but not where an answer was meant; a person hears which model answers."""
     monkeypatch.setattr(cli, "start_chat", lambda args: 7)
     assert run_main(capfd, stdin=None)[0] == 7
-    for option in (["--json"], ["--raw"], ["--score"], ["--logprobs", "1"], ["--prompt-cache", "f"]):
+    for option in (["--json"], ["--raw"], ["--score"], ["--logprobs", "1"], ["--raw", "--keep-on-disk", "f"]):
         status, out, err = run_main(capfd, *option, stdin=None)
         assert (status, out) == (2, "")
         assert_one_line(err, "there is no prompt")

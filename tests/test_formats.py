@@ -16,7 +16,7 @@ from published import (AWQ_PLACES, CASES, COMPRESSED, FLOAT, GPTQ, STATE, awq, c
                        is_nearest_int8, pack_words, quantize_model, tensors_of, text, write_tensors)
 from published import WHOLE_GROUPS as CONFIG
 from qwen3 import Tensor, to_float32
-from qwen3_lib.app.files import fingerprint
+from qwen3_lib.generation.prompt_store import fingerprint
 from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings
 from qwen3_lib.io.tensors import Blocks, PackedTensor, both_ends, rows_of, to_bfloat16
 from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q8_1, ROUNDED, WEIGHT

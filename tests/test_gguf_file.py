@@ -141,7 +141,7 @@ def test_the_bundled_model_is_the_same(demo_gguf, demo, capfd, tmp_path):
     assert model.path == demo_gguf and model.source.about["model_type"] == "qwen3"
     assert stored_in(demo_gguf).keys() == stored_in(DEMO).keys()
     assert facts.banner(model).startswith("qwen3 · demo.gguf · 6.95 M parameters")
-    options = ["--model", demo_gguf, "--no-think", "--greedy", "--prompt-cache", tmp_path / "cache", FRANCE]
+    options = ["--model", demo_gguf, "--no-think", "--greedy", "--keep-on-disk", tmp_path / "kept", FRANCE]
     assert [run_main(capfd, *options) for _ in range(2)] == [(0, PARIS, "")] * 2
 
 

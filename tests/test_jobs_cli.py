@@ -164,7 +164,7 @@ def test_what_is_told_of_templates_makes_prompts(capfd, tmp_path):
 
 def test_sizes():
     for text, size in {"4GB": 4 * 10**9, "1.5 gib": 3 * 2**29, "500MB": 5 * 10**8, "77": 77, "2 kB": 2000}.items():
-        assert qwen3_batch.checked_size(text) == size
+        assert qwen3_batch.checked_size("--memory", text) == size
     for text in ("", "GB", "-1", "1 TB", "nan", "1e9", "4G B"):
         with pytest.raises(qwen3.InputError, match="4GB"):
-            qwen3_batch.checked_size(text)
+            qwen3_batch.checked_size("--memory", text)

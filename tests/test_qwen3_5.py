@@ -9,14 +9,13 @@ import pytest
 import qwen3
 import qwen3_5
 import qwen3_numba
-from configs import FRANCE, HYBRID, HYBRID_MOE, HYBRIDS, VOCABULARY
-from helpers import message_of, random_ids, run_main, states_of, with_logits
+from configs import HYBRID, HYBRID_MOE, HYBRIDS, VOCABULARY
+from helpers import message_of, random_ids, rebuilt, states_of, with_logits
 from make_random_model import make_random_model
 from oracle import hybrid_oracle
 from published import publish
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import Draft, Proposer
-from qwen3_lib.app.files import load_prompt_cache, save_prompt_cache
 from qwen3_lib.generation.schema import regex
 from qwen3 import NextTokens, compute
 from qwen3_lib.generation.batch import Batch, generate_batch, positions_in, slots_in
@@ -160,7 +159,7 @@ WORDS = np.where(np.arange(VOCABULARY) // 6 == 5, 12, 0)  # six likely tokens: t
 
 
 @pytest.mark.parametrize("beside, cut", [(1, 0), (1, 3), (508, 1), (508, 2), (509, 3), (511, 0), (511, 2)])
-def test_a_cache_is_cut_back_to_before_a_guess(model, cut, beside, tmp_path):
+def test_a_cache_is_cut_back_to_before_a_guess(model, cut, beside):
     """Twice, the second time beginning with tokens that the state hasn't learned; beside another sequence, with which a
     chunk of 512 tokens may end between the guesses; and from a file."""
     ids, cache = random_ids(30), model.engine.new_cache(model.config)
@@ -173,8 +172,7 @@ def test_a_cache_is_cut_back_to_before_a_guess(model, cut, beside, tmp_path):
         compute(model, [NextTokens(other, new[:beside]), NextTokens(cache, new[beside:], guesses=3)])
         cache.truncate(start + 5 - cut)
     assert "after 13 of" in message_of(cache.truncate, 13)
-    save_prompt_cache(cache, model, tmp_path / "kept")
-    for each in cache, load_prompt_cache(model, tmp_path / "kept"):
+    for each in cache, rebuilt(model, cache):
         found, end = qwen3.forward(model, ids[each.length:], each, all_logits=True), len(ids)
         most = 1e-4 if model.engine.load_weights is qwen3_5.load_weights else 0
         assert np.abs(found - expected[end - len(found):]).max() <= most
@@ -331,13 +329,3 @@ def test_a_slot_holds_the_states(model):
     assert "MB" in message_of(slots_in, model, 100, size - 1)
     assert positions_in(model, 2, 2 * size) == 100 == positions_in(model, 2, 2 * size + 1)
     assert positions_in(model, 1, 1) == -1
-
-
-@pytest.mark.parametrize("config", [HYBRID, HYBRID_MOE, HYBRID | {"layer_types": ["full_attention"] * 4}],
-                         ids=["dense", "mixture", "attention only"])
-def test_a_prompt_cache_in_a_file(config, tmp_path, capfd):
-    path = make(config | {"vocab_size": VOCABULARY}, tmp_path / "model")
-    options = ("--model", path, "--greedy", "--max-tokens", 5, "--json", "--stats", "--prompt-cache", tmp_path / "kept")
-    first, again = (json.loads(run_main(capfd, *options, FRANCE)[1]) for _ in range(2))
-    assert first["text"] == again["text"] and first["cached_tokens"] == 0
-    assert 0 < again["prompt_tokens"] - again["cached_tokens"] < 10  # all up to the end of the question

@@ -16,7 +16,7 @@ import urllib.request
 import pytest
 
 import qwen3_server
-from qwen3_batch import checked_size, positions_in
+from qwen3_batch import positions_in
 from configs import ROOT
 from helpers import WEATHER, assert_one_line, message_of, with_engine
 from qwen3_lib.app.fields import Refusal
@@ -237,11 +237,11 @@ def test_the_command():
 
 def test_the_default_context_is_what_the_memory_holds(demo):
     """Its line says so, and a longer prompt is refused before anything is computed."""
-    n = positions_in(demo, 2, checked_size("8MB"))
+    n = positions_in(demo, 2, 8_000_000 - 8_000_000 // 3)
     process, lines = started("--memory", "8MB")
     try:
         assert lines[1] == (f"2 answers at a time, each of at most {n} tokens with its prompt, of the 4,096 that the "
-                            "model can read (--context, --memory)\n")
+                            "model can read (--context, --memory); 2.7 MB for earlier ones (--keep)\n")
         url = lines[-1].split()[-1].removesuffix("/v1")
         with openai.OpenAI(base_url=f"{url}/v1", api_key="x", timeout=60, max_retries=0) as client:
             with pytest.raises(openai.BadRequestError, match=f"prompt is too long: {n} tokens > {n - 1} maximum"):
@@ -251,6 +251,27 @@ def test_the_default_context_is_what_the_memory_holds(demo):
     finally:
         process.kill()
         process.wait()
+
+
+def test_a_conversation_goes_on_after_a_restart(tmp_path):
+    """Found on the disk, with another number of slots, after SIGTERM; with a salt nothing is found."""
+    def asked(client, salt=""):
+        system = {"role": "system", "content": "You are a helpful assistant."}
+        answer = client.chat.completions.create(model="m", messages=[system, *FRANCE], extra_body={"cache_salt": salt})
+        return answer.choices[0].message.content, answer.usage.prompt_tokens_details.cached_tokens > 0
+
+    found = []
+    for slots in ("2", "3"):
+        process, lines = started("--slots", slots, "--keep-on-disk", f"{tmp_path / 'kept'}:10MB")
+        try:
+            with openai.OpenAI(base_url=lines[-1].split()[-1], api_key="x", timeout=60, max_retries=0) as client:
+                found += [asked(client), asked(client, slots)]
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+        finally:
+            process.kill()
+            process.wait()
+    assert found == [(PARIS, False), (PARIS, False), (PARIS, True), (PARIS, False)]
 
 
 def test_requests_and_failures_are_logged_without_texts(demo, caplog, monkeypatch):

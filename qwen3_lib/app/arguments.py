@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 from qwen3 import BUNDLED, Engine, InputError, Model, Sampling, Source, load_model
 from qwen3_lib.generation.guesses import Draft, has_mtp_head
 from qwen3_lib.generation.options import DRAFTS, OPTION_NAMES, AnswerOptions
+from qwen3_lib.generation.prompt_store import PromptStore
 from qwen3_lib.generation.schema import lark, regex
 from qwen3_lib.app.files import read_json, read_text
 from qwen3_lib.io.facts import LARGE, NUMPY, engine_name, parameters
@@ -126,6 +127,37 @@ def add_draft(add: Callable[..., Any], models: bool = False) -> None:
     text = about["help"]
     text = f"{text}, or with int4, its own weights in 4 bits" if models else text.partition("; or ")[0]
     add("--draft", metavar=about["metavar"], choices=None if models else DRAFTS, help=text)
+
+
+UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+SIZE = r"([0-9]+(?:\.[0-9]+)?) ?([kmg]i?b|)"
+ON_DISK = "20GB"
+
+
+def checked_size(name: str, text: str | None) -> int | None:
+    """The bytes in "4GB", "500 MB" or "2GiB", given for the option `name`; None for None. Raises InputError."""
+    if text is None:
+        return None
+    found = re.fullmatch(SIZE, text.strip().lower())
+    if found is None:
+        raise InputError(f"{name} must be a size such as 4GB or 500MB, not {brief(repr(text))}")
+    return int(float(found[1]) * UNITS[found[2]])
+
+
+def add_keep_on_disk(add: Callable[..., Any]) -> None:
+    add("--keep-on-disk", metavar="DIR", help="keep what was computed of prompts and answers in files of this folder, "
+        "so that a conversation that goes on isn't computed again after a restart; DIR:SIZE takes at most SIZE "
+        f"(default: {ON_DISK})")
+
+
+def prompt_store(args: argparse.Namespace, model: Model) -> PromptStore | None:
+    """That of --keep-on-disk. Raises InputError for a folder that can't be written."""
+    if (given := args.keep_on_disk) is None:
+        return None
+    folder, _, size = given.rpartition(":")
+    if not folder or not re.fullmatch(SIZE, size.strip().lower()):
+        folder, size = given, ON_DISK
+    return PromptStore(model, os.path.expanduser(folder), checked_size("--keep-on-disk", size) or 0)
 
 
 def add_sampling(add: Callable[..., Any]) -> None:

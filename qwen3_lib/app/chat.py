@@ -19,6 +19,7 @@ from qwen3 import Model, Sampling, default_sampling
 from qwen3_lib.generation.completion import Completion, complete
 from qwen3_lib.generation.messages import prompt_of, question
 from qwen3_lib.generation.options import AnswerOptions
+from qwen3_lib.generation.prompt_store import PromptStore
 from qwen3_lib.app import terminal
 from qwen3_lib.app.files import as_text, going_on, keep_conversation, picture_file, read_messages
 from qwen3_lib.app.prompt import ReadLine, line_reader, no_echo, read_line, read_message
@@ -80,14 +81,14 @@ class Chat:
     def __init__(self, model: Model, messages: list[dict], tools: list[dict] | None = None,
                  enable_thinking: bool | None = None, hide_thinking: bool = False,
                  options: AnswerOptions = AnswerOptions(), show_stats: bool = False,
-                 chat_template_kwargs: dict[str, Any] | None = None):
+                 chat_template_kwargs: dict[str, Any] | None = None, store: PromptStore | None = None):
         self.model, self.messages, self.tools = model, messages, tools
         self.enable_thinking, self.hide_thinking, self.show_stats = enable_thinking, hide_thinking, show_stats
         self.options = replace(options, stop_loops=options.stop_loops is not False)
         self.chat_template_kwargs = chat_template_kwargs
         self.images = list[str]()  # files of the next message's pictures
         self.defaults = vars(self.options) | {name: getattr(self, name) for name in SWITCHES.values()}
-        self.cache = model.engine.new_cache(model.config)
+        self.cache, self.store = model.engine.new_cache(model.config), store
         self.last: Completion | None = None
         self.n_answers = 0  # since the start: each draws with a seed of its own
         self.earlier: list[tuple[str, list[dict]]] = []  # each change, as typed, and the messages before it, for /undo
@@ -182,7 +183,8 @@ class Chat:
             status.show("looking at the pictures …")
         try:
             completion = complete(self.model, self.messages, self.tools, self.enable_thinking,
-                                  self.chat_template_kwargs, self.cache, options)
+                                  self.chat_template_kwargs, options=options)
+            completion.begin(self.cache, self.store)
         finally:
             status.erase()
         self.last, self.n_answers = completion, self.n_answers + 1
@@ -395,6 +397,8 @@ def run_chat(conversation: Chat, images: Sequence[str] = ()) -> int:
         refused = 0
     finally:
         conversation.keep()
+        if conversation.store is not None:
+            conversation.store.save(conversation.cache)
     if typed and conversation.kept_in is not None:
         remark("(the conversation is kept: --continue goes on with it)")
     return int(refused > 0 and not typed)

@@ -12,20 +12,19 @@ from pathlib import Path
 
 from qwen3 import __version__, check_answers
 from qwen3_lib.generation.completion import Completion, complete
-from qwen3_lib.generation.messages import encoded, has_pictures
+from qwen3_lib.generation.messages import encoded
 from qwen3_lib.generation.score import score
 from qwen3_lib.app.chat import Chat, run_chat
-from qwen3_lib.app.files import (keep_conversation, load_prompt_cache, picture_file, read_conversation, read_prompt,
-                                 read_text, save_prompt_cache)
+from qwen3_lib.app.files import keep_conversation, picture_file, read_conversation, read_prompt, read_text
 from qwen3_lib.app.models import print_models, readable_size, size_on_disk
-from qwen3_lib.app.arguments import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
-                                     add_model_options, add_option, answer_options, load_draft, load_main, named_model,
-                                     shown, template_option)
+from qwen3_lib.app.arguments import (Parser, add_answer_options, add_draft, add_engine_options, add_keep_on_disk,
+                                     add_max_pixels, add_model_options, add_option, answer_options, load_draft,
+                                     load_main, named_model, prompt_store, shown, template_option)
 from qwen3_lib.app.report import as_json, cut_note, logprob_objects, print_answer, print_raw, statistics
 from qwen3_lib.app.terminal import guarded, note, print_json, write
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.hub import resolve_model
-from qwen3_lib.io.writing import check_new_folder, check_place
+from qwen3_lib.io.writing import check_new_folder
 
 # ---- Options ---------------------------------------------------------------------------------------------------------
 
@@ -42,7 +41,8 @@ likely token, as --greedy does; its --top-k, --top-p, --min-p and --seed have an
 
 
 def make_parser() -> Parser:
-    parser = Parser(usage="%(prog)s [options] [prompt]", epilog=EXAMPLES, description="Answers a prompt with a Qwen3 "
+    parser = Parser(usage="%(prog)s [options] [prompt]", epilog=EXAMPLES, hints={"--prompt-cache": "--keep-on-disk DIR "
+                    "keeps prompts"}, description="Answers a prompt with a Qwen3 "
                     "model. The answer goes to stdout, everything else to stderr.",
                     formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument_group("what to ask").add_argument
@@ -91,8 +91,7 @@ def make_parser() -> Parser:
     add("--logprobs", type=int, metavar="N", help="print the log-probability of each token and of the N most likely "
         "tokens in its place (to stderr; with --json, in the object)")
     add("--stats", action="store_true", help="print speed and memory to stderr")
-    add("--prompt-cache", metavar="FILE", help="keep the KV cache of the prompt in a file: a later prompt with the "
-        "same beginning starts faster")
+    add_keep_on_disk(add)
     return parser
 
 
@@ -100,11 +99,10 @@ def make_parser() -> Parser:
 EXCLUDES = {
     "raw": ("system", "system_file", "messages", "image", "tools", "think", "hide_thinking", "think_budget",
             "chat_template_kwargs", "chat"),
-    "chat": ("json", "logprobs", "prompt_cache"),
+    "chat": ("json", "logprobs"),
     "score": ("system", "system_file", "messages", "image", "tools", "think", "chat_template_kwargs", "logprobs",
-              "prompt_cache"),
+              "keep_on_disk"),
     "continue": ("messages",),
-    "image": ("prompt_cache",),
     "greedy": ("temperature",),
     "system": ("system_file",),
     "json_schema": ("regex", "grammar"),
@@ -149,22 +147,17 @@ def answer(args: argparse.Namespace) -> None:
     options, template = answer_options(args), template_option(args)
     prompt = read_prompt(args) or "" if args.raw else ""
     messages, tools = ([], None) if args.raw else read_conversation(args)
-    if args.prompt_cache is not None and has_pictures(messages):
-        raise InputError("--prompt-cache does not go with pictures: no file can keep them")
     model = load_main(args)
+    store, cache = prompt_store(args, model), model.engine.new_cache(model.config)
     options = replace(options, draft=load_draft(args, model))
     if named_model(args) is None:
         hint("No --model given: the small bundled model answers. For Qwen's own: --model Qwen/Qwen3-0.6B")
-    cache = None if args.prompt_cache is None else load_prompt_cache(model, args.prompt_cache)
-    n_saved = cache.length if cache is not None else 0
     if args.raw:
         ids = encoded(model.tokenizer, prompt, model.config.context_length)
-        completion = Completion(model, ids, cache, options=options.over(model.sampling))
+        completion = Completion(model, ids, options=options.over(model.sampling))
     else:
-        completion = complete(model, messages, tools, args.think, template, cache, options)
-    grows = cache is not None and n_saved == completion.cached_tokens < len(completion.prompt_ids) - 1
-    if grows:
-        check_place(args.prompt_cache)
+        completion = complete(model, messages, tools, args.think, template, options=options)
+    completion.begin(cache, store)
     try:
         if args.json:
             value = as_json(completion.finish(), args.logprobs)
@@ -174,10 +167,8 @@ def answer(args: argparse.Namespace) -> None:
         else:
             print_answer(completion, args.hide_thinking)
     finally:
-        if cache is not None and grows:
-            cache.truncate(cache.common_prefix(completion.prompt_ids))
-            if cache.length > n_saved:
-                save_prompt_cache(cache, model, args.prompt_cache)
+        if store is not None:
+            store.save(cache)
     if not args.raw:
         try:
             keep_conversation([*messages, completion.message], tools)
@@ -233,7 +224,8 @@ def start_chat(args: argparse.Namespace) -> int:
     model = load_main(args)
     check_answers(model)  # before somebody types a question
     options = replace(options, draft=load_draft(args, model))
-    return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats, template), images)
+    return run_chat(Chat(model, messages, tools, args.think, args.hide_thinking, options, args.stats, template,
+                         prompt_store(args, model)), images)
 
 
 def run_download(args: argparse.Namespace) -> None:

@@ -1,22 +1,16 @@
-"""Files of the user: texts, conversations, tools, saved prompts, and the state for the next run.
+"""Files of the user: texts, conversations, tools, and the state for the next run.
 
 Input is checked; bad input raises InputError with a message of one line.
 """
 import argparse
-import hashlib
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
-import safetensors
-
-from qwen3 import KVCache, Model, checked_ids
 from qwen3_lib.app.terminal import note
-from qwen3_lib.io import adapter
 from qwen3_lib.io.errors import InputError, brief, counted, parse_json
-from qwen3_lib.io.tensors import both_ends
-from qwen3_lib.io.writing import checksum, write_json, write_safetensors
+from qwen3_lib.io.writing import write_json
 from qwen3_lib.generation.messages import question
 from qwen3_lib.io.pictures import is_data_url, picture_of
 from qwen3_lib.generation.tools import checked_tools
@@ -172,62 +166,3 @@ def as_text(content: str | list[dict] | None) -> str:
         return content or ""
     return "".join(part["text"] if "text" in part else f"[{brief(part.get('image', 'a picture'), 200)}] "
                    for part in content)
-
-
-# ---- Saved prompts ---------------------------------------------------------------------------------------------------
-# The KV cache of a prefix, as a safetensors file with token_ids [n] and k, v [layers, n_kv_heads, n, head_dim]; of a
-# Qwen3.5, also history and state [layers, ...]. Its metadata name the model and hold a checksum of the bytes.
-
-CACHE_FORMAT = "qwen3 prompt cache 2"
-
-
-def fingerprint(model: Model, cache: KVCache) -> str:
-    """A short text that tells models apart: config, both ends of each tensor, how weights and cache are kept."""
-    kept = f"{getattr(model.weights, 'format', None)} {cache.dtype} {cache.k.shape[3]}"
-    digest = hashlib.sha256(f"{model.config} {kept}".encode())
-    if (folder := model.source.adapter) is not None:
-        for file in (adapter.ADAPTER_CONFIG, adapter.ADAPTER_WEIGHTS):
-            digest.update((folder / file).read_bytes())
-    for name, tensor in sorted((model.source.tensors | model.source.heads).items()):
-        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
-    return digest.hexdigest()
-
-
-def save_prompt_cache(cache: KVCache, model: Model, name: str | Path) -> None:
-    """Writes the filled part of a cache. Raises InputError when it can't be written."""
-    arrays = cache.arrays()
-    if (arrays["token_ids"] < 0).any():
-        raise InputError(f"{name}: --prompt-cache does not go with pictures: no file can keep them")
-    write_safetensors(name, arrays, {"format": CACHE_FORMAT, "model": fingerprint(model, cache),
-                                     "crc32": checksum(arrays.values())})
-
-
-def load_prompt_cache(model: Model, name: str | Path) -> KVCache:
-    """The cache in a file, or an empty one if there is no such file yet.
-
-    Raises InputError for a damaged file and for a file of another model.
-    """
-    cache = model.engine.new_cache(model.config)
-    if not os.path.lexists(name):
-        return cache
-    if not os.path.isfile(name):
-        raise InputError(f"{name}: not a regular file, so not a prompt cache")
-    try:
-        with open(name, "rb"), safetensors.safe_open(name, framework="numpy") as file:  # open says why it can't
-            metadata = file.metadata() or {}
-            arrays = {name: file.get_tensor(name) for name in cache.arrays()}
-    except (OSError, ValueError, TypeError, KeyError, safetensors.SafetensorError) as error:
-        raise InputError(f"{name}: not a prompt cache, or a damaged one; give another name: {error}") from error
-    if metadata.get("format") != CACHE_FORMAT:
-        raise InputError(f"{name}: not a prompt cache of this program; give another name")
-    if metadata.get("model") != fingerprint(model, cache):
-        raise InputError(f"{name}: the prompt cache of another model, or of another engine (--fast, --no-fast) or its "
-                         "options; give another name")
-    try:
-        if metadata.get("crc32") != checksum(arrays.values()):
-            raise InputError("its checksum differs")
-        checked_ids(model, arrays["token_ids"])
-        cache.restore(arrays)
-    except InputError as error:
-        raise InputError(f"{name}: a damaged prompt cache ({error}); give another name") from error
-    return cache

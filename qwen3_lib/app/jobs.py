@@ -12,7 +12,7 @@ from itertools import islice
 from typing import Any
 
 from qwen3 import Model
-from qwen3_lib.app.files import fingerprint
+from qwen3_lib.generation.prompt_store import fingerprint
 from qwen3_lib.app.journal import Journal
 from qwen3_lib.app.openai import GenerationRequest
 from qwen3_lib.app.records import (Id, JobSettings, Row, Records, answer_row, id_of, parsed_row,

@@ -19,7 +19,7 @@ from qwen3 import Model, checked_number, checked_whole
 from qwen3_asr import LANGUAGES, RATE, language_named, sounds_of
 from qwen3_lib.app.terminal import (ChangingEnd, OutputError, Page, guarded, harmless, is_screen, note, print_json,
                                     write)
-from qwen3_lib.app.files import fingerprint
+from qwen3_lib.generation.prompt_store import fingerprint
 from qwen3_lib.app.journal import Journal, check_output
 from qwen3_lib.app.arguments import Parser, add_engine_options, add_model_options, load_main, named_model
 from qwen3_lib.app.subtitles import OUTPUT_FORMS, SUBTITLE, as_object, clock, cues, file_text

@@ -17,10 +17,10 @@ from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.options import AnswerOptions, GivenOptions
 from qwen3_lib.generation.steps import Run, step
 from qwen3_lib.generation.prefix_cache import PrefixCache
+from qwen3_lib.generation.prompt_store import PromptStore, WORTH_LOADING
 from qwen3_lib.io.disk import available_memory
 
 PROMPT_PIECE = 128  # prompt tokens in a pass: enough for the speed of long ones, and running answers wait for no more
-WORTH_COPYING = 16  # about as many tokens are computed in the time that it takes to read the weights once
 MOST_SLOTS = 32  # beyond, arithmetic takes the time and not the weights
 
 
@@ -57,18 +57,19 @@ class Batch:
     A request that waits joins as soon as a slot is free: the slot of the conversation that it continues, or else the
     one that loses least, by its tokens and how many requests ago it was used. A prompt that begins like another one in
     a slot gets that beginning as a copy; so does one that begins like an earlier one, of which `kept` bytes are kept
-    when their slots are used again. Only requests with the same salt share a beginning. Raises InputError for wrong
-    sizes.
+    when their slots are used again. What leaves this memory goes into the `store`, and comes from there, if there is
+    one. Only requests with the same salt share a beginning. Raises InputError for wrong sizes.
     """
 
-    def __init__(self, model: Model, slots: int, longest: int | None = None, kept: int = 0):
-        self.model = model
+    def __init__(self, model: Model, slots: int, longest: int | None = None, kept: int = 0,
+                 store: PromptStore | None = None):
+        self.model, self.store = model, store
         self.slots = [model.engine.new_cache(model.config, longest) for _ in range(checked_whole("slots", slots, 1))]
         for cache in self.slots:
             cache.reserve(cache.max_length)  # now, so that no request fails for want of memory
         self.salts = dict.fromkeys(self.slots, "")  # of the slots' latest requests
         self.joined, self.n_joined = dict.fromkeys(self.slots, 0), 0  # which request was each slot's latest
-        self.longest, self.kept = self.slots[0].max_length, PrefixCache(checked_whole("kept", kept, 0))
+        self.longest, self.kept = self.slots[0].max_length, PrefixCache(checked_whole("kept", kept, 0), store)
         self.waiting: deque[Request] = deque()
         self.running: list[Request] = []  # in the order in which they have joined
 
@@ -116,8 +117,10 @@ class Batch:
 
         In place of the answer of a request that fails, the error.
         """
-        while self.waiting and len(self.running) < len(self.slots) and self.join(self.waiting[0]):
-            self.running.append(self.waiting.popleft())
+        for request in [*self.waiting]:
+            if len(self.running) < len(self.slots) and self.join(request):
+                self.running.append(request)
+                self.waiting.remove(request)
         ended, ready = list[tuple[Hashable, Completion | InputError]](), list[Request]()
         for request in self.running:  # one whose schema takes long is left out, and the others go on
             try:
@@ -144,29 +147,38 @@ class Batch:
         found = {cache: cache.common_prefix(prompt[:-1]) if salt == request.salt else 0
                  for cache, salt in (self.salts | self.kept.salts).items()}
         source = max(found, key=found.__getitem__)
+        known = max(found[source], self.store.find(prompt[:-1], request.salt)[0] if self.store else 0)
         for other in self.running:
             if other.salt != request.salt:
                 continue
             n = min(len(prompt) - 1, len(other.completion.prompt_ids))
             differing = np.flatnonzero(prompt[:n] != other.completion.prompt_ids[:n])
             soon = int(differing[0]) if len(differing) else n
-            if not other.completion.token_ids and soon - found[source] >= WORTH_COPYING:
+            if not other.completion.token_ids and soon - known >= WORTH_LOADING:
                 return False
         taken = {id(other.cache) for other in self.running}
         free = [cache for cache in self.slots if id(cache) not in taken]
         self.n_joined += 1
-        goes_on = source in free and source.length <= 2 * found[source] + WORTH_COPYING  # else much may be lost
+        goes_on = source in free and source.length <= 2 * found[source] + WORTH_LOADING  # else much may be lost
         request.cache = source if goes_on else min(free, key=lambda cache: (
             cache.length - found[cache]) / (self.n_joined - self.joined[cache]))
         self.joined[request.cache] = self.n_joined
-        if request.cache.length > 2 * found[request.cache] and self.kept.limit:
+        if request.cache.length > 2 * found[request.cache]:
             self.kept.add(request.cache, self.salts[request.cache])
         request.cache.truncate(found[request.cache])
-        if request.cache is not source and found[source] >= WORTH_COPYING:
+        if request.cache is not source and found[source] >= WORTH_LOADING:
             request.cache.copy_from(source, found[source])
         self.salts[request.cache] = request.salt
-        request.completion.begin(request.cache)
+        request.completion.begin(request.cache, self.store, request.salt)
         return True
+
+    def save(self) -> None:
+        """Writes what is in memory into the store, the latest requests first."""
+        now = time.time_ns()
+        if self.store is not None:
+            latest = sorted(self.slots, key=self.joined.__getitem__, reverse=True)
+            for cache in [*latest, *reversed(self.kept.salts)]:
+                self.store.save(cache, (self.salts | self.kept.salts)[cache], now)
 
 
 def slots_in(model: Model, longest: int, memory: int | None = None) -> int:

@@ -16,6 +16,7 @@ from qwen3_lib.generation.tools import schemas, values_for, why_ended
 from qwen3_lib.generation.guesses import speculator
 from qwen3_lib.generation.options import AnswerOptions, GivenOptions, options_of
 from qwen3_lib.generation.messages import prompt_of
+from qwen3_lib.generation.prompt_store import PromptStore
 from qwen3_lib.generation.processors import Bias, Logprobs, Processor, StopLoops, ThinkBudget, TokenLogprob
 from qwen3_lib.generation.schema import Constrained, Grammar, parsed
 from qwen3_lib.generation.steps import Run, step
@@ -87,9 +88,13 @@ class Completion(Stream):
         if cache is not None:
             self.begin(cache)
 
-    def begin(self, cache: KVCache) -> None:
-        """Takes a cache, cut back to its common prefix with the prompt, see Sequence.resume."""
+    def begin(self, cache: KVCache, store: PromptStore | None = None, salt: str = "") -> None:
+        """Takes a cache, cut back to its common prefix with the prompt, see Sequence.resume; and from the store what
+        that has of the rest."""
         self.sequence.resume(cache)
+        if store is not None:
+            with cache.lock:
+                store.load(cache, self.prompt_ids[:-1], salt)
         self.run = Run(self.sequence, cache, self.speculator)
         self.cached_tokens = cache.length
         self.times[:] = [time.perf_counter() - self.picture_seconds]

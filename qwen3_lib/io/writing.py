@@ -18,10 +18,12 @@ from qwen3_lib.io.progress import progress
 SAFETENSORS_DTYPES = {"float32": "F32", "float16": "F16", "uint16": "U16", "uint8": "U8", "int64": "I64"}
 
 
-def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], mode: int = 0o666, alone: bool = False) -> None:
+def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], mode: int = 0o666, alone: bool = False,
+                durable: bool = True) -> None:
     """Calls write(file) on a temporary file beside `name`, which then replaces it. `mode`: of a file, less the umask.
 
     alone: no other process writes this file, so the temporary file has a fixed name: after a kill, it is used again
+    durable: the file survives a loss of power; without, its reader must notice a damaged file
     Raises InputError when the file can't be written; an earlier file of that name is then unchanged.
     """
     if "\0" in os.fspath(name):
@@ -37,7 +39,8 @@ def write_whole(name: str | Path, write: Callable[[BinaryIO], Any], mode: int = 
             with open(temporary, "xb", opener=lambda path, flags: os.open(path, flags, mode)) as file:
                 write(file)
                 file.flush()
-                os.fsync(file.fileno())
+                if durable:
+                    os.fsync(file.fileno())
             os.replace(temporary, target)
         finally:
             with contextlib.suppress(OSError):
@@ -89,20 +92,24 @@ def checksum(arrays: Iterable[np.ndarray]) -> str:
     return f"{value:08x}"
 
 
-def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
-    """Writes a safetensors file, whole or not at all, a row of each array after the other: no second copy in memory."""
-    header: dict[str, Any] = {"__metadata__": metadata}
-    offset = 0
+def header_of(tensors: dict[str, np.ndarray]) -> dict[str, Any]:
+    """What the header of a safetensors file says of its tensors."""
+    header, offset = dict[str, Any](), 0
     for key, array in tensors.items():
         header[key] = {"dtype": SAFETENSORS_DTYPES[array.dtype.name], "shape": array.shape,
                        "data_offsets": [offset, offset + array.nbytes]}
         offset += array.nbytes
-    head = json.dumps(header).encode()
+    return header
+
+
+def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata: dict[str, str]) -> None:
+    """Writes a safetensors file, whole or not at all, a row of each array after the other: no second copy in memory."""
+    head = json.dumps({"__metadata__": metadata} | header_of(tensors)).encode()
     head += b" " * ((-8 - len(head)) % 64)  # the numbers begin where a line of the CPU's cache does
 
     def write(file: BinaryIO) -> None:
         file.write(len(head).to_bytes(8, "little") + head)
-        with progress(description="writing", total=offset, unit="B", unit_scale=True) as bar:
+        with progress(description="writing", total=sum(array.nbytes for array in tensors.values()), unit="B", unit_scale=True) as bar:
             for array in tensors.values():
                 for part in [array] if array.flags.c_contiguous else array:
                     bar.update(file.write(np.ascontiguousarray(part).data))

@@ -78,7 +78,7 @@ class IndexCache(hybrid.StateCache, StreamCache):
     def make_new(self, guesses: int) -> None:
         super().make_new(guesses)
         for layer in self.config.ple_layers:
-            rows = np.empty((self.rows + guesses, self.config.hc_count * self.config.hidden_size), np.float32)
+            rows = np.empty((self.n_earlier + guesses, self.config.hc_count * self.config.hidden_size), np.float32)
             self.new[~layer] = State(rows, np.zeros(0, np.float32), np.zeros((guesses, 0), np.float32))
 
 

@@ -168,7 +168,7 @@ class Worker:
     def stop(self) -> None:
         """Ends the thread after the step that runs."""
         self.commands.put(None)
-        self.thread.join(5)  # a model that is still being loaded isn't waited for
+        self.thread.join(5 if self.batch is None else None)  # a model that is still being loaded isn't waited for
 
     # ---- In the thread -----------------------------------------------------------------------------------------------
 
@@ -178,6 +178,7 @@ class Worker:
             self.on_load()
             while self.obey(self.batch):
                 self.step(self.batch)
+            self.batch.save()
         except Exception as error:  # a thread that ends silently would leave its clients waiting
             log.exception("the thread that computes has failed")
             if not isinstance(error, InputError | MemoryError):

@@ -16,7 +16,7 @@ import qwen3_batch
 import qwen3_embed
 import qwen3_server
 from helpers import run_forked
-from qwen3_lib.app import cli
+from qwen3_lib.app import cli, talk
 from qwen3_lib.app.chat import HELP
 from qwen3_lib.kernels.build import kernel_folder, make_kernels
 from qwen3_lib.kernels.dense import DENSE_STEPS
@@ -131,7 +131,8 @@ def test_the_program_with_a_tool_uses_its_result(output):
     assert "21" in said and "Lisbon" in said
 
 
-@pytest.mark.parametrize("page, module", [("options.md", cli), ("batch.md", qwen3_batch), ("vectors.md", qwen3_embed)])
+@pytest.mark.parametrize("page, module", [("options.md", cli), ("batch.md", qwen3_batch), ("vectors.md", qwen3_embed),
+                                          ("voice.md", talk)])
 def test_tables_of_options_are_complete(page, module):
     text = (ROOT / "docs" / page).read_text()
     rows = " ".join(line for line in text.splitlines() if line.startswith("| `"))

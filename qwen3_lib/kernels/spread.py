@@ -11,7 +11,6 @@ added up beforehand: those of weights for each group and row, those of a vector 
 16 rows are stored as [2: the odd ones, the even ones; 16 rows; 2].
 """
 import itertools
-from collections.abc import Collection
 from typing import Any
 
 from llvmlite import ir
@@ -19,7 +18,7 @@ from llvmlite import ir
 from qwen3_lib.kernels.cpu import BYTE_OFFSET, PATH
 from qwen3_lib.kernels.layout import FORMATS, GROUP, GROUP_BYTES, GROUP_SUMS, PANEL, fours_in_16_bits, unit_size
 from qwen3_lib.kernels.vectors import (FLOAT, I8, I16, I32, I64, PackedVector, Way, at, broadcast, dot_bytes, fma,
-                                       half_bytes, load, loop, minus_zero, odd_and_even, pair_sums, prefetch,
+                                       half_bytes, in_order, load, loop, minus_zero, odd_and_even, pair_sums, prefetch,
                                        scales_of, splat, store, unit_of, variable, vector, widened, zero_sums)
 
 DOTS = PATH if PATH == "vnni" else "avx2"
@@ -51,18 +50,6 @@ def spread_size(form: int) -> int:
 def is_int16(form: int) -> bool:
     """Whether a stream has numbers of 16 bits, the odd columns apart from the even ones."""
     return DOTS == "avx2" and FORMATS[form].offset == BYTE_OFFSET
-
-
-def after(b: Any, variables: Collection[Any], *addresses: Any) -> list[Any]:
-    """The same addresses, as if they were computed from the variables: LLVM loads nothing from there too early."""
-    values = [*addresses, *map(b.load, variables)]
-    kinds = [value.type for value in values]
-    outputs = ["=r" if kind == I64 else "=x" for kind in kinds]
-    kind = ir.FunctionType(ir.LiteralStructType(kinds), kinds)
-    all_ = b.asm(kind, "", ",".join([*outputs, *map(str, range(len(outputs)))]), values, True)
-    for i, variable_ in enumerate(variables, len(addresses)):
-        b.store(b.extract_value(all_, i), variable_)
-    return [b.extract_value(all_, i) for i in range(len(addresses))]
 
 
 def write_spread(form: int, _: int, way: Way, b: Any, w: Any, n: Any, out: Any) -> None:
@@ -163,7 +150,7 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
 
         for k in range(columns):
             if k % steps:
-                place, factors = after(b, running.values(), place, factors)
+                in_order(b, running.values())
             else:
                 for key, sum_ in running.items():
                     b.store(first_sum(*key), sum_)

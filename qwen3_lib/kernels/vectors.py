@@ -8,7 +8,7 @@ machine's own instructions for vectors, and keeps variables in registers. Addres
 
 Each product is compiled by itself, for one format and one number of vectors, when it is first needed: see products.py.
 """
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -135,6 +135,17 @@ def hidden(b: Any, value: Any) -> Any:
     return b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [value], False)
 
 
+def in_order(b: Any, variables: Collection[Any]) -> None:
+    """Keeps LLVM from loading what follows before these variables are computed: registers wouldn't hold it all."""
+    values = [*map(b.load, variables)]
+    kinds = [value.type for value in values]
+    constraints = ["=w" if PATH in ON_ARM else "=v"] * len(kinds) + [*map(str, range(len(kinds))), "~{memory}"]
+    result = ir.LiteralStructType(kinds) if len(kinds) > 1 else kinds[0]
+    after = b.asm(ir.FunctionType(result, kinds), "", ",".join(constraints), values, True)
+    for i, variable_ in enumerate(variables):
+        b.store(b.extract_value(after, i) if len(kinds) > 1 else after, variable_)
+
+
 def variable(b: Any, kind: ir.Type) -> Any:
     """A place for a value, which LLVM keeps in a register."""
     with b.goto_entry_block():
@@ -228,6 +239,16 @@ def dot_bytes(b: Any, path: str, sums: Any, w: Any, x: Any, signed: bool) -> Any
         return call(b, "llvm.aarch64.neon.sdot.v4i32.v16i8", sums.type, sums, w, x)
     products = b.mul((b.sext if signed else b.zext)(w, vector(I32, 4 * n)), b.sext(x, vector(I32, 4 * n)))
     return b.add(sums, add_neighbours(b, add_neighbours(b, products)))
+
+
+def sizes_and_flipped(b: Any, w: Any, x: Any) -> tuple[Any, Any]:
+    """Bytes w + 128 and x as the bytes |x|, and w with the sign of x, but less by one where x < 0: see negative_sum.
+
+    For one vector and some rows: what depends on x alone is computed once for all rows.
+    """
+    below = b.sext(b.icmp_signed("<", x, splat(I8, x.type.count, 0)), x.type)  # -w = ~w + 1
+    flips = b.xor(below, splat(I8, x.type.count, 0x80))
+    return call(b, f"llvm.abs.v{x.type.count}i8", x.type, x, I1(0)), b.xor(w, flips)
 
 
 def odd_and_even(b: Any, numbers: Any) -> tuple[Any, Any]:
@@ -365,6 +386,12 @@ def scale_of(b: Any, word: Any) -> Any:
     return b.bitcast(b.add(b.shl(word, splat(I32, n, 13)), splat(I32, n, BIAS)), vector(FLOAT, n))
 
 
+def least_zero(form: int) -> int:
+    """The least zero of INT4 or INT5; 0 of other formats."""
+    format_ = FORMATS[form]
+    return 0 if format_.offset or format_.minima else 12 if format_.high_bits else 6
+
+
 def minus_zero(b: Any, form: int, word: Any) -> Any:
     """The zeros of INT4 or INT5 in scales' bits, int32 [lanes], times -1, as float32."""
     n, fives = word.type.count, FORMATS[form].high_bits
@@ -396,6 +423,15 @@ class PackedVector(NamedTuple):
 
     def factor(self, b: Any, group: Any, lanes: int) -> Any:
         return self.field(b, FLOAT, group, self.numbers, lanes)
+
+    def negative_sum(self, b: Any, group: Any, lanes: int) -> Any:
+        """The sum of the sizes of a group's negative bytes, int32: what `sizes_and_flipped` leaves out."""
+        x = load(b, at(b, self.address, (group, self.numbers + GROUP_SUMS)), I8, GROUP)
+        doubled = b.sub(call(b, "llvm.abs.v32i8", x.type, x, I1(0)), x)  # or zeros
+        sums = call(b, "llvm.x86.avx2.psad.bw", vector(I64, 4), doubled, splat(I8, GROUP, 0))
+        for order in ([2, 3, 0, 1], [1, 0, 3, 2]):
+            sums = b.add(sums, b.shuffle_vector(sums, sums, ir.Constant(vector(I32, 4), order)))
+        return b.bitcast(b.lshr(b.or_(sums, b.shl(sums, splat(I64, 4, 32))), splat(I64, 4, 1)), vector(I32, lanes))
 
     def less(self, b: Any, group: Any, lanes: int) -> Any:
         """What sums of products begin with, int32."""
@@ -437,35 +473,38 @@ def unit_of(b: Any, form: int, block: Any, number: Any) -> Unit:
 
 def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[PackedVector], pieces: range,
                fetch: Callable[[range, Any], None]) -> dict[tuple[int, int, int], Any]:
-    """(piece, vector, half) -> a variable: the sums of a unit's weights, less the format's offset, times bytes.
+    """(piece, vector, half) -> a variable: the sums of a unit's weights times bytes, int32 [lanes].
 
-    int32 [lanes]. fetch(lines, i) prefetches a few lines of the unit, i * len(lines) lines after these; a core can't
-    wait for many at once.
+    The offset or the least zero is subtracted from the weights. fetch(lines, i) prefetches a few lines of the unit,
+    i * len(lines) lines after these; a core can't wait for many at once.
     """
     lanes, format_ = INT8_SHAPES[PATH].lanes, FORMATS[form]
     halves, group = range(format_.halves), format_.group
     rolled = is_rolled(form, len(vectors)) or PATH == "avx2" and len(vectors) > 1 and not format_.high_bits
     narrow = PATH == "avx2" and len(halves) == 2
-    step = min(fours_in_16_bits(form), 8 if rolled else 4)
-    if way.rows == PANEL // lanes and not rolled:  # the weights come from memory: read them in one go
-        step = min(step, 4) if narrow else 2
-    offset = format_.offset
-    if offset == BYTE_OFFSET and PATH not in UNSIGNED:  # the other instructions subtract it themselves
-        offset = 0
-    wholes, places = {}, unit.groups(b, form)
+    step = min(fours_in_16_bits(form), 8)
+    signed = format_.offset == BYTE_OFFSET
+    flipped = signed and PATH == "avx2" and len(vectors) == 1
+    places, firsts = unit.groups(b, form), {}
     for t, vector_ in enumerate(vectors):
         for h in halves:
             first = splat(I32, lanes, 0)
-            if offset == BYTE_OFFSET:
-                first = vector_.less(b, places[h][0], lanes)
-            elif offset:
-                first = b.mul(vector_.sum(b, places[h][0], (places[h][1], group), lanes), splat(I32, lanes, -offset))
-            for p in pieces:
-                wholes[p, t, h] = variable(b, vector(I32, lanes))
-                b.store(first, wholes[p, t, h])
+            if signed:  # other paths subtract it themselves
+                some = vector_.less if PATH in UNSIGNED else vector_.negative_sum if flipped else None
+                first = some(b, places[h][0], lanes) if some else first
+            elif less := format_.offset or least_zero(form):
+                total = vector_.sum(b, places[h][0], (places[h][1], group), lanes)
+                first = b.mul(total, splat(I32, lanes, -less))
+            firsts |= {(p, t, h): first for p in pieces}
+    wholes = {key: variable(b, first.type) for key, first in firsts.items()}
+    for key, first in firsts.items():  # with AVX2, it comes last, so that no sum waits for it
+        b.store(splat(I32, lanes, 0) if PATH == "avx2" else first, wholes[key])
     running = {key: variable(b, vector(I16, 2 * lanes)) for key in wholes} if narrow else wholes
+    ordered = len(vectors) == 1 and (PATH == "avx2" or PATH in ON_ARM and format_.high_bits == 1)
 
     def four_columns(k: Any) -> None:
+        if ordered and k:
+            in_order(b, (running if k % step else wholes).values())
         words = {(t, h): b.bitcast(vector_.field(b, I32, number, at(b, I64(byte), (k, 4)), lanes),
                                    vector(I8, 4 * lanes))
                  for t, vector_ in enumerate(vectors) for h, (number, byte) in enumerate(places)}
@@ -474,19 +513,20 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
             for h in halves:
                 part = value if len(halves) == 1 else half_bytes(b, form, value, h, unit.bits, k, p)
                 for t in range(len(vectors)):
-                    sum_ = running[p, t, h]
-                    signed = format_.offset == BYTE_OFFSET
-                    b.store(dot_bytes(b, PATH, b.load(sum_), part, words[t, h], signed), sum_)
+                    sum_, factors = running[p, t, h], (part, words[t, h])
+                    factors = sizes_and_flipped(b, *factors) if flipped else factors
+                    b.store(dot_bytes(b, PATH, b.load(sum_), *factors, signed and not flipped), sum_)
 
     columns, lines = group // 4, int(unit_size(form)) // 64
     for k in range(0, columns, step):
-        here = range(lines * k // columns, lines * (k + step) // columns)
-        n_turns = step // (2 if PATH == "vnni512" else 1)
-        each = len(here) // n_turns if is_rolled(form, len(vectors)) else 0  # lines that a turn of the loop fetches
-        fetch(here[each * n_turns:], I64(0))
         for sum_ in running.values() if narrow else ():
             b.store(splat(I16, 2 * lanes, 0), sum_)
+        n_turns = step // (2 if PATH == "vnni512" else 1)
         if rolled:
+            here = range(lines * k // columns, lines * (k + step) // columns)
+            each = len(here) // n_turns if is_rolled(form, len(vectors)) else 0  # lines that a turn of the loop fetches
+            fetch(here[each * n_turns:], I64(0))
+
             def turn(j: Any) -> None:
                 fetch(here[:each], j)
                 for i in range(step // n_turns):
@@ -494,10 +534,14 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
 
             loop(b, hidden(b, I64(n_turns)), turn)  # if LLVM knew n_turns, it would load all words first: no room
         else:
-            for j in range(step):
-                four_columns(k + j)
+            for j in range(k, k + step):
+                if j % 2 == 0:
+                    fetch(range(lines * j // columns, lines * (j + 2) // columns), I64(0))
+                four_columns(j)
         for key, sum_ in running.items() if narrow else ():
             b.store(b.add(b.load(wholes[key]), widened(b, b.load(sum_))), wholes[key])
+    for key, first in firsts.items() if PATH == "avx2" else ():
+        b.store(b.add(b.load(wholes[key]), first), wholes[key])
     return wholes
 
 
@@ -540,8 +584,9 @@ def add_scaled(b: Any, sums: dict[Any, Any], wholes: dict[Any, Any], form: int, 
             sum_x = b.sitofp(vector_.sum(b, number, (0, GROUP), lanes), value.type)
             if minima is not None:
                 sum_ = fma(b, minima, b.fmul(sum_x, factor), sum_)
-            elif word is not None and not FORMATS[form].offset:
-                value = fma(b, minus_zero(b, form, word), sum_x, value)
+            elif least_zero(form):
+                beyond = b.sitofp(b.and_(word, splat(I32, lanes, 15)), value.type)  # beyond the least zero
+                value = fma(b, beyond, b.fmul(sum_x, splat(FLOAT, lanes, -least_zero(form) / 24)), value)
             b.store(fma(b, value, b.fmul(scale, factor), sum_), sums[p, t])
 
 

@@ -458,6 +458,8 @@ def tables_of(source: Source) -> dict[int, Table]:
     for i, layer in enumerate(config.ple_layers):
         parts = [tensor for name, tensor in source.tensors.items()  # in the order of shapes
                  if name.startswith(f"model.layers.{layer}.ple.ple_embedding.")]
+        if any(part.data is None for part in parts):
+            raise InputError(f"{source.path}: the n-gram table is quantized in a way that isn't supported")
         factors, sizes = (np.array(numbers(config, i), np.int64) for numbers in (multipliers, head_sizes))
         sizes = sizes.reshape(-1, config.heads_per_ngram)
         offsets = sizes.cumsum().reshape(sizes.shape) - sizes

@@ -19,7 +19,7 @@ from helpers import assert_one_line, logits_of, memory_while_loading, message_of
 from make_random_model import make_random_model
 from qwen3_lib.generation.processors import log_softmax
 from qwen3_lib.io import facts
-from qwen3_lib.io import gguf_file
+from qwen3_lib.io import gguf_file, gguf_head
 from qwen3_lib.io.gguf_formats import GGUF_FORMATS
 from qwen3 import rope_of, to_float32
 from qwen3_lib.io.models import open_model
@@ -226,7 +226,7 @@ def test_a_format_without_a_kernel_is_read_by_the_package(tmp_path, monkeypatch)
     model, exact = fast.load_model(file, kv_dtype="f32"), logits_of(file, random_ids(9))
     assert {weight[0].form for weight in model.weights.matrices.values()} == {INT8}
     assert np.abs(logits_of(model, random_ids(9)) - exact).max() < 0.5 * exact.std()
-    gguf_file.parsed_file.cache_clear()
+    gguf_head.joined_parts.cache_clear()
     monkeypatch.setitem(sys.modules, "gguf", None)
     assert_one_line(message_of(qwen3.load_model, file), "x.gguf", "the format number 39", "pip install gguf")
 

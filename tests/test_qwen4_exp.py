@@ -16,12 +16,13 @@ from helpers import (assert_like, assert_one_line, edit_json, logits_of, message
                      transformers_logits)
 from make_random_model import make_random_model
 from oracle import flash_mtp_oracle
-from published import tensors_of, write_tensors
+from published import CASES, E4M3, FP8_BLOCKS, e4m3, quantize_model, tensors_of, write_tensors
 from qwen3_lib.app import arguments
 from qwen3_lib.generation.ahead import ahead_of
 from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.guesses import MTP
+from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.kernels.kind import kind_for
 
 make = partial(make_random_model, dtype="float32")
@@ -292,6 +293,45 @@ def test_as_published(tmp_path):
         "mtp.layers.0.mlp.gate.weight", "model.visual.merger.norm.weight")}
     write_tensors(path / "model.safetensors", tensors)
     assert np.array_equal(logits_of(path, prompt(40)), logits_of(plain, prompt(40)))
+
+
+def test_in_fp8(tmp_path):
+    """As Qwen publishes it: experts in blocks with scales, the n-gram table with one scale, which isn't expanded."""
+    plain, path = make(FLASH, tmp_path / "plain"), make(FLASH, tmp_path / "m")
+    expected = quantize_model(path, CASES["FP8 in blocks, the last ones cut off"][0], FP8_BLOCKS, (
+        "up_proj.weight", "gate_proj.weight", "down_proj.weight"))
+    tensors, rng = tensors_of(path), np.random.default_rng(0)
+    scale = np.array([0.0078125], np.float32)
+    for name in [name for name in tensors if "ngram_embedding" in name]:
+        codes = e4m3(rng, tensors[name][1].shape)
+        tensors[name], expected[name] = ("float8_e4m3fn", codes), E4M3[codes] * scale
+    tensors["model.layers.1.ple.ple_embedding.ngram_embedding.weight_scale"] = "float32", scale
+    tensors["model.layers.1.ple.ple_embedding.layer_multipliers"] = "int64", np.arange(3)
+    write_tensors(path / "model.safetensors", tensors)
+    write_tensors(plain / "model.safetensors", {name: ("float32", array) for name, array in expected.items()})
+    model, ids = qwen3.load_model(path), prompt(40)
+    assert all(part.data.dtype == np.uint8 and not part.data.flags.owndata for part in model.weights["tables"][1].parts)
+    exact = logits_of(plain, ids)
+    assert np.array_equal(logits_of(model, ids), exact)
+    assert np.abs(logits_of(fast_model(path), ids) - exact).max() < 0.1 * exact.std()  # experts are rounded to bf16
+    quantized = pytest.importorskip("qwen3_numba").load_model(path, "int8")
+    assert_one_line(message_of(save_quantized, quantized, tmp_path / "saved", "int8"), "table can't be saved")
+    tensors.pop("model.layers.1.ple.ple_embedding.ngram_embedding.weight_scale")
+    write_tensors(path / "model.safetensors", tensors)
+    assert_one_line(message_of(qwen3.load_model, path), "ngram_embedding.shard_0.weight is F8_E4M3")
+
+
+@pytest.mark.parametrize("name", ["AWQ, groups of 32", "GPTQ, 4 bits", "auto-round, GPTQ's packing", "MLX, 4 bits"])
+def test_published_quantizations(name, tmp_path):
+    """The experts, as most of these files have it, but no table."""
+    config = FLASH | {"hidden_size": 64, "moe_intermediate_size": 64, "shared_expert_intermediate_size": 64,
+                      "mtp_num_hidden_layers": 1}
+    plain, path = make(config, tmp_path / "plain"), make(config, tmp_path / "m")
+    expected = quantize_model(path, *CASES[name], ("up_proj.weight", "gate_proj.weight", "down_proj.weight"))
+    write_tensors(plain / "model.safetensors", {key: ("float32", array) for key, array in expected.items()})
+    exact, ids = logits_of(plain, prompt(40)), prompt(40)
+    assert np.array_equal(logits_of(path, ids), exact)
+    assert np.abs(logits_of(fast_model(path), ids) - exact).max() < 0.2 * exact.std()  # vectors are rounded to 8 bits
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ both stay float32, which is more exact.
 """
 import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json, some
 from qwen3 import DTYPES, Tensor, checked_number, to_float32
 from qwen3_lib.io.schemes import (Settings, auto_round_schemes, awq_schemes, bitsandbytes_schemes, compressed_schemes,
                                   fp8_schemes, gptq_schemes, mlx_schemes)
-from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, scaled
+from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, by_rows, scaled
 
 Grouped = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 Parts = Mapping[str, Tensor]
@@ -131,6 +132,21 @@ def spread(name: str, part: str, parts: Parts, shape: tuple[int, int],
                          f"blocks of {list(block)} needs {list(expected)}")
     data = data.reshape(expected)
     return lambda start, stop: parts[part]._replace(data=data[np.arange(start, stop) // block[0]])
+
+
+def with_byte_tables(stored: Mapping[str, Tensor]) -> dict[str, AnyTensor]:
+    """The tensors; parts of an n-gram table in FP8, which share one scale, as PackedTensors."""
+    tensors: dict[str, AnyTensor] = dict(stored)
+    for name, part in stored.items():
+        scale = stored.get(f"{name.rpartition('.shard_')[0]}.weight_scale")
+        if scale is not None and part.dtype == "F8_E4M3":
+            decode = partial(byte_rows, scale=to_float32(scale).reshape(()))
+            tensors[name] = by_rows(part.data, decode, part.shape[1], part.mapping, 8)
+    return tensors
+
+
+def byte_rows(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
+    return FP8.take(rows) * scale
 
 
 def block_shape(settings: Settings, shape: tuple[int, int]) -> tuple[int, int]:
@@ -401,7 +417,7 @@ def unpacked(stored: Mapping[str, Tensor], method: str, schemes: list[Settings],
     absent parts and for shapes and dtypes that don't fit.
     """
     about = METHODS[method]
-    tensors: dict[str, AnyTensor] = {name: tensor for name, tensor in stored.items() if not AT_RUN_TIME.fullmatch(name)}
+    tensors = {name: tensor for name, tensor in with_byte_tables(stored).items() if not AT_RUN_TIME.fullmatch(name)}
     found = {name.removesuffix(f".{end}"): end for name in stored for end in about.keys if name.endswith(f".{end}")}
     for name, end in found.items():
         parts = {part: stored[f"{name}.{part}"] for part in about.parts + about.optional if f"{name}.{part}" in stored}

@@ -8,6 +8,7 @@ gguf_head.py reads a file's metadata and the table of its tensors.
 """
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -15,7 +16,8 @@ import numpy as np
 from qwen3 import DTYPES, Tensor, to_float32
 from qwen3_lib.io.errors import InputError, brief
 from qwen3_lib.io.gguf_head import GGUF, TensorEntry, plain, read_gguf
-from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, taken
+from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, below, taken
+from qwen4_exp import FLASH, head_sizes, multipliers
 from tokenizer_utils import END_TOKENS, SPLIT_PATTERNS
 
 NORMAL_TOKEN, CONTROL, USER_DEFINED = 1, 3, 4  # types of tokens; others are unused
@@ -46,15 +48,34 @@ HYBRID_NAMES = LAYER_NAMES | {
     # Of the MTP head, in the block after the layers.
     "nextn.eh_proj": "fc", "nextn.enorm": "pre_fc_norm_embedding", "nextn.hnorm": "pre_fc_norm_hidden",
     "nextn.shared_head_norm": "norm"}
+# Of Qwen3.8-Flash-Next. The names of the MTP head's mixer differ between converters.
+STREAM_PARTS = {"norm": "hc_norm", "down": "input_mix_weight_down", "up": "input_mix_weight_up",
+                "inject": "block_inject_weight"}
+STREAM_NAMES = HYBRID_NAMES | {
+    f"hc_{theirs}_{part}": f"{ours}_hyper_connection.{name}" for part, name in STREAM_PARTS.items()
+    for theirs, ours in (("attn", "attn"), ("ffn", "mlp"))} | {
+    f"nextn.{start}_{part}": f"hyper_connection_mixer.{name}" for part, name in STREAM_PARTS.items()
+    for start in ("hc", "hc_head")} | {
+    f"ple_{name}": f"ple.{name}" for name in ("norm_key", "norm_query", "norm_conv", "conv1d")} | {
+    "ple_key": "ple.key_proj", "ple_value": "ple.value_proj", "indexer.q_proj": "self_attn.indexer.q_proj",
+    "indexer.k_proj": "self_attn.indexer.k_proj", "indexer.q_norm": "self_attn.indexer.q_layernorm",
+    "indexer.k_norm": "self_attn.indexer.k_layernorm"}
 GGUF_VECTORS = {"ssm_a": "linear_attn.A_log", "ssm_dt.bias": "linear_attn.dt_bias"}
 
 
-def our_name(tail: str, hybrid: bool) -> str:
-    """The name within a layer, or "": attn_q.weight -> self_attn.q_proj.weight."""
-    names, (key, _, part) = HYBRID_NAMES if hybrid else LAYER_NAMES, tail.rpartition(".")
+def our_name(gguf: GGUF, name: str, layer: str, tail: str) -> str:
+    """Our name of a tensor, or "": blk.7.attn_q.weight -> model.layers.7.self_attn.q_proj.weight."""
+    hybrid, streams = is_hybrid(gguf), has_streams(gguf)
+    names, (key, _, part) = STREAM_NAMES if streams else HYBRID_NAMES if hybrid else LAYER_NAMES, tail.rpartition(".")
+    if streams and name == TABLE:
+        return f"model.layers.{ngram_layer(gguf)}.ple.ple_embedding.ngram_embedding.shard_0.weight"
+    if streams and name.startswith("output_hc_"):
+        part = STREAM_PARTS.get(name.removeprefix("output_hc_").removesuffix(".weight"), "")
+        return f"model.hyper_connection_mixer.{part}.weight" if part else ""
     if hybrid and tail in GGUF_VECTORS:
-        return GGUF_VECTORS[tail]
-    return f"{names[key]}.weight" if key in names and part == "weight" else ""
+        return f"model.layers.{layer}.{GGUF_VECTORS[tail]}"
+    known = layer and key in names and part == "weight"
+    return f"model.layers.{layer}.{names[key]}.weight" if known else GGUF_NAMES.get(name, "")
 
 
 def map_gguf(file: Path) -> dict[str, AnyTensor]:
@@ -77,33 +98,49 @@ def map_gguf(file: Path) -> dict[str, AnyTensor]:
                     one = entry._replace(shape=(len(rows), entry.shape[2]), data=rows)
                     tensors[ours] = tensor_of(one)
         else:
-            within = our_name(tail, hybrid)
-            ours = f"model.layers.{layer}.{within}" if within else GGUF_NAMES.get(name, "")
+            ours = our_name(gguf, name, layer, tail)
             if not ours:
                 raise InputError(f"{file}: no Qwen3 has the tensor {brief(name)}")
             if ours in tensors:
                 raise InputError(f"{file}: {brief(ours)} is there twice, also as {brief(name)}")
-            tensor = tensor_of(entry)
-            tensors[ours] = tensor if heads is None else changed_back(ours, tensor, heads)
+            pieces = halved(entry, ours, file) if has_streams(gguf) and ours.endswith(".fc.weight") else {ours: entry}
+            for ours, piece in pieces.items():
+                tensor = tensor_of(piece, name == TABLE)
+                tensors[ours] = tensor if heads is None else changed_back(ours, tensor, heads)
+    for name in [name for name in tensors if name.endswith(".indexer.q_proj.weight")]:
+        if (keys := name.replace("q_proj", "k_proj")) in tensors:
+            tensors[name.replace("q_proj", "index_qk_proj")] = below(tensors.pop(name), tensors.pop(keys))
     return tensors
 
 
-def tensor_of(entry: TensorEntry) -> AnyTensor:
-    """A tensor of the file, mapped or packed."""
+def halved(entry: TensorEntry, name: str, file: Path) -> dict[str, TensorEntry]:
+    """The two matrices of a Qwen3.8-Flash-Next's MTP head that stand side by side in the file."""
+    (rows, columns), half = entry.shape, entry.data.shape[1] // 2
+    if columns % (2 * entry.form.numbers):
+        raise InputError(f"{file}: {name} has {columns} columns, which {entry.form.name} can't halve")
+    parts = {"embedding": entry.data[:, :half], "hidden": entry.data[:, half:]}
+    return {name.replace(".fc.", f".fc_{part}."): entry._replace(shape=(rows, columns // 2), data=data)
+            for part, data in parts.items()}
+
+
+def tensor_of(entry: TensorEntry, by_row: bool = False) -> AnyTensor:
+    """A tensor of the file, mapped or packed. by_row: with PackedTensor.data."""
     form, data = entry.form, entry.data
     if form.unpack is None:
         return Tensor(form.name, data.view(DTYPES[form.name]), entry.mapping)
     unpack, in_blocks = form.unpack, data.reshape(-1, data.shape[-1] // form.size, form.size)
 
-    def blocks(start: int, stop: int) -> Blocks:
-        (numbers, scales, minima, factors), n = unpack(in_blocks[start:stop]), stop - start
+    def rows(some: np.ndarray) -> Blocks:
+        (numbers, scales, minima, factors), n = unpack(some), len(some)
         if scales is None:
             return Blocks(numbers)
         return Blocks(numbers.reshape(n, -1), scales.reshape(n, -1), None if minima is None else minima.reshape(n, -1),
                       None if factors is None else factors.reshape(len(factors), n, -1))
 
-    return PackedTensor("F32", (len(in_blocks), entry.shape[-1]), blocks, entry.mapping, form.bits,
-                        group=form.numbers // form.groups if form.groups else 0, factored=form.factored)
+    return PackedTensor("F32", (len(in_blocks), entry.shape[-1]), lambda start, stop: rows(in_blocks[start:stop]),
+                        entry.mapping, form.bits, group=form.numbers // form.groups if form.groups else 0,
+                        factored=form.factored, data=in_blocks if by_row else None,
+                        decode=lambda some: rows(some).values())
 
 
 # ---- Qwen3.5: what llama.cpp's converter has changed -----------------------------------------------------------------
@@ -139,7 +176,7 @@ def value_heads(gguf: GGUF) -> ValueHeads:
 def changed_back(name: str, tensor: Any, heads: ValueHeads) -> AnyTensor:
     """A tensor of Qwen3.5 as Qwen's own files have it, by its name there."""
     part = name.removesuffix(".weight").rpartition(".")[2]
-    if (part.endswith("norm") or part.startswith("pre_fc_norm")) and not name.endswith("linear_attn.norm.weight"):
+    if "norm" in part and not name.endswith("linear_attn.norm.weight"):
         return Tensor("F32", to_float32(tensor) - np.float32(1), tensor.mapping)
     if part == "shared_expert_gate":
         return tensor._replace(data=tensor.data.reshape(1, -1)) if isinstance(tensor, Tensor) else tensor
@@ -148,7 +185,7 @@ def changed_back(name: str, tensor: Any, heads: ValueHeads) -> AnyTensor:
             tensor = Tensor("F32", np.log(-to_float32(tensor)), tensor.mapping)
     order = {"in_proj_qkv": (heads.size, heads.start), "conv1d": (heads.size, heads.start), "in_proj_z": (heads.size,),
              "in_proj_a": (1,), "in_proj_b": (1,), "A_log": (1,), "dt_bias": (1,), "out_proj": (heads.size,)}.get(part)
-    if order is not None:
+    if order is not None and ".linear_attn." in name:
         tensor = reordered(tensor, heads.rows(*order), part == "out_proj")
     return tensor._replace(data=tensor.data[:, None]) if part == "conv1d" and isinstance(tensor, Tensor) else tensor
 
@@ -199,8 +236,8 @@ def is_embedder(file: Path) -> bool:
 
 # GGUF's name -> transformers', where they differ
 GGUF_MODEL_TYPES = {"qwen3moe": "qwen3_moe", "qwen3vl": "qwen3_vl", "qwen3vlmoe": "qwen3_vl_moe", "qwen35": "qwen3_5",
-                    "qwen35moe": "qwen3_5_moe", "qwen3next": "qwen3_next"}
-QWEN3_5 = ("qwen35", "qwen35moe")
+                    "qwen35moe": "qwen3_5_moe", "qwen3next": "qwen3_next", "qwen4exp": "qwen4_exp"}
+QWEN3_5 = ("qwen35", "qwen35moe", "qwen4exp")
 SEEING = ("qwen3vl", "qwen3vlmoe", *QWEN3_5)  # architectures that may have a tower: see mmproj.py
 
 # key of config.json -> key of the metadata, without its prefix "qwen3." or "qwen3moe."
@@ -217,11 +254,55 @@ MOE_SIZES = {"num_experts": "expert_count", "num_experts_per_tok": "expert_used_
 HYBRID_SIZES = {"shared_expert_intermediate_size": "expert_shared_feed_forward_length",
                 "linear_conv_kernel_dim": "ssm.conv_kernel", "linear_key_head_dim": "ssm.state_size",
                 "linear_num_key_heads": "ssm.group_count", "linear_num_value_heads": "ssm.time_step_rank"}
+STREAM_SIZES = {"hc_count": "hyper_connection.count", "hc_lowrank": "hyper_connection.low_rank",
+                "ngram_size": "ple.ngram_size", "heads_per_ngram": "ple.heads_per_ngram",
+                "ple_conv_kernel_size": "ple.conv_kernel", "eos_token_id": "ple.eos_token_id",
+                "indexer_n_heads": "attention.indexer.head_count", "indexer_head_dim": "attention.indexer.key_length",
+                "indexer_budget": "attention.indexer.top_k", "ple_embed_dim": "embedding_length_per_layer_input"}
+TABLE = "per_layer_token_embd.weight"  # of n-grams
 
 
 def is_hybrid(gguf: GGUF) -> bool:
     """True for Qwen3-Next, Qwen3.5 and its successors."""
     return gguf.metadata.get("general.architecture") in ("qwen3next", *QWEN3_5)
+
+
+def has_streams(gguf: GGUF) -> bool:
+    """True for Qwen3.8-Flash-Next."""
+    return bool(gguf.metadata.get("general.architecture") == "qwen4exp")
+
+
+def whole_numbers(gguf: GGUF, key: str) -> list[int]:
+    """An array in the metadata of a Qwen3.8-Flash-Next. Raises InputError for another value."""
+    found = gguf.metadata.get(f"qwen4exp.{key}")
+    if not isinstance(found, np.ndarray) or found.dtype.kind not in "iu" or not 0 < len(found) < 2**10 \
+            or key != "ple.layer_multipliers" and found.max() > 2**31:
+        raise InputError(f"{gguf.file}: qwen4exp.{key} = {brief(found)} can't be")
+    return found.tolist()  # type: ignore[no-any-return]
+
+
+def ngram_layer(gguf: GGUF) -> int:
+    """The layer with the n-gram table. Raises InputError for several, whose tables would be one tensor."""
+    layer, *more = whole_numbers(gguf, "ple.layers")
+    if more:
+        raise InputError(f"{gguf.file}: qwen4exp.ple.layers = {[layer, *more]} is not supported, only one layer is")
+    return layer
+
+
+def streams_json(gguf: GGUF) -> dict[str, Any]:
+    """What text_config says of streams, index and n-grams. Raises InputError for another hash than Qwen's."""
+    found = {key: plain(gguf.metadata.get(f"qwen4exp.{name}")) for key, name in STREAM_SIZES.items()}
+    factors, sizes = (whole_numbers(gguf, f"ple.{name}") for name in ("layer_multipliers", "head_vocab_sizes"))
+    width, embedding = found.pop("ple_embed_dim"), gguf.tensors.get("token_embd.weight")
+    found |= {"ple_layer_ids": [ngram_layer(gguf) + 1], "split_ngram_parts": 1, "ngram_vocab_size_base": sizes[0],
+              "ple_embed_dim": width * len(sizes) if isinstance(width, int) else width, "output_gate_type": "sigmoid",
+              "indexer_compress_ratio": max(whole_numbers(gguf, "attention.compress_ratios"))}
+    hashed: Any = SimpleNamespace(ngram_size=len(factors), ngram_heads=len(sizes), seed=FLASH.defaults["seed"],
+                                  ngram_vocab_size_base=sizes[0], vocab_size=embedding.shape[0] if embedding else 1)
+    if factors != multipliers(hashed, 0) or sizes != head_sizes(hashed, 0):
+        raise InputError(f"{gguf.file}: its n-grams are hashed by other numbers than Qwen's: layer_multipliers "
+                         f"{brief(factors)}, head_vocab_sizes {brief(sizes)}")
+    return found
 
 
 def layer_count(gguf: GGUF) -> int:
@@ -254,8 +335,10 @@ def hybrid_json(gguf: GGUF, raw: dict[str, Any]) -> dict[str, Any]:
         "rope_parameters": rope, "mtp_num_hidden_layers": int(has_head(gguf))}
     if kind not in QWEN3_5:
         return text
-    text["model_type"] += "_text"
-    return {"model_type": raw["model_type"], "tie_word_embeddings": raw["tie_word_embeddings"], "text_config": text}
+    text |= {"model_type": f"{raw['model_type']}_text"} | (streams_json(gguf) if has_streams(gguf) else {})
+    return {"model_type": raw["model_type"], "tie_word_embeddings": raw["tie_word_embeddings"], "text_config": text} | {
+        key: gguf.metadata[name] for key, name in (("image_token_id", f"{kind}.ple.image_token_id"),)
+        if name in gguf.metadata}
 
 
 def config_json(gguf: GGUF) -> dict[str, Any]:
@@ -269,7 +352,7 @@ def config_json(gguf: GGUF) -> dict[str, Any]:
             raise InputError(f"{gguf.file}: {key} = {brief(value)} is not supported, only "
                              f"{' or '.join(str(each) for each in values if each is not None)} is")
     model_type, embedding = GGUF_MODEL_TYPES.get(str(kind), kind), gguf.tensors.get("token_embd.weight")
-    sizes = GGUF_SIZES | (MOE_SIZES if str(model_type).endswith(("_moe", "_next")) else {})
+    sizes = GGUF_SIZES | (MOE_SIZES if str(model_type).endswith(("_moe", "_next", "_exp")) else {})
     raw = {key: plain(metadata.get(f"{kind}.{name}")) for key, name in sizes.items()}
     raw["rope_theta"] = raw["rope_theta"] or 10_000.0  # as in llama.cpp
     raw |= {"model_type": model_type, "vocab_size": embedding.shape[0] if embedding else None,

@@ -14,7 +14,7 @@ from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.io.gguf_file import gguf_json
 from qwen3_lib.io.gguf_head import is_gguf
 from qwen3_lib.io.hub import tokenizer_files
-from qwen3_lib.io.tensors import BY_ROWS, EMBEDDING
+from qwen3_lib.io.tensors import BY_ROWS, EMBEDDING, PackedTensor
 from qwen3_lib.io.pooling import VECTOR_FILES, module_files
 from qwen3_lib.io.writing import checksum, write_folder, write_safetensors
 
@@ -104,6 +104,8 @@ def save_quantized(model: Model, folder: str | Path, format: str) -> None:
     tensors, shapes, source = model.weights.tensors(), model.weights.shapes, model.source
     if "score.weight" in source.heads:
         raise InputError(f"{model.path}: score.weight would be lost; quantize such a model while loading")
+    if any(BY_ROWS in name and isinstance(tensor, PackedTensor) for name, tensor in source.tensors.items()):
+        raise InputError(f"{model.path}: its packed n-gram table can't be saved; quantize Qwen's files in bf16")
     sizes = {name: shapes[name] for name in tensors}
     if source.bare:  # the names of an embedding model's own file
         tensors = {name.removeprefix("model."): array for name, array in tensors.items()}

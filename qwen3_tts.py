@@ -8,7 +8,7 @@
 
 This file stands on qwen3.py, which you should read first. Read it from top to bottom:
 
-    config -> prompt -> talker and code predictor -> codec -> voices of sounds -> speech -> loading -> main
+    config -> prompt -> talker and code predictor -> codec -> what stands around a talker -> speech -> main
 
 How a text becomes a sound of 24,000 samples a second, with the sizes of Qwen3-TTS-12Hz-0.6B:
 
@@ -51,7 +51,7 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-from qwen3 import (LIBRARY, QWEN3, Config, Engine, Media, Model, Pass, Sampling, Source, apply_rope, attention,
+from qwen3 import (CHUNK, LIBRARY, QWEN3, Config, Engine, Media, Model, Pass, Sampling, Source, apply_rope, attention,
                    check_finite, checked_number, checked_whole, config_of, dense, gelu, layer_norm, linear,
                    map_safetensors, rms_norm, rope_tables, sample, swiglu, to_float32, together)
 from tokenizer_utils import InputError, brief, read_json_object
@@ -62,16 +62,16 @@ __all__ = ["Codec", "Speech", "Talk", "Voices", "decode", "next_frames", "predic
 
 # What Qwen's package takes for keys that config.json lacks: of the talker, the code predictor, and the codec's decoder.
 USUAL = {"hidden_size": 1024, "num_attention_heads": 16, "rope_theta": 1e4, "rms_norm_eps": 1e-6,
-          "max_position_embeddings": 32768}
+         "max_position_embeddings": 32768}
 TALKER = USUAL | {"vocab_size": 3072, "intermediate_size": 2048, "num_hidden_layers": 20, "num_key_value_heads": 2,
-                   "tie_word_embeddings": False, "num_code_groups": 32, "codec_eos_token_id": 4198,
-                   "codec_think_id": 4202, "codec_nothink_id": 4203, "codec_think_bos_id": 4204,
-                   "codec_think_eos_id": 4205, "codec_pad_id": 4196, "codec_bos_id": 4197}
+                  "tie_word_embeddings": False, "num_code_groups": 32, "codec_eos_token_id": 4198,
+                  "codec_think_id": 4202, "codec_nothink_id": 4203, "codec_think_bos_id": 4204,
+                  "codec_think_eos_id": 4205, "codec_pad_id": 4196, "codec_bos_id": 4197}
 PREDICTOR = USUAL | {"vocab_size": 2048, "intermediate_size": 3072, "num_hidden_layers": 5, "num_key_value_heads": 8,
-                      "head_dim": 128}
+                     "head_dim": 128}
 DECODER = USUAL | {"codebook_size": 2048, "intermediate_size": 3072, "num_hidden_layers": 8, "num_key_value_heads": 16,
-                    "rms_norm_eps": 1e-5, "sliding_window": 72, "upsample_rates": [8, 5, 4, 3],
-                    "upsampling_ratios": [2, 2]}
+                   "rms_norm_eps": 1e-5, "sliding_window": 72, "upsample_rates": [8, 5, 4, 3],
+                   "upsampling_ratios": [2, 2]}
 DRAWING = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05,
            "subtalker_dosample": True, "subtalker_temperature": 0.9, "subtalker_top_k": 50, "subtalker_top_p": 1.0}
 MARKS = {"pad": 151671, "bos": 151672, "eos": 151673}  # ids of the text side
@@ -84,8 +84,44 @@ def sizes_of(found: dict[str, Any], file: Path, names: Iterable[str] = ()) -> Co
 
 
 def given(found: dict[str, Any], key: str) -> dict[str, Any]:
-    """What an object of config.json says: the object in it with this key, without nulls."""
-    return {name: value for name, value in (found.get(key) or {}).items() if value is not None}
+    """The object with this key in an object of config.json, without nulls; empty if there is none."""
+    if not isinstance(inner := found.get(key) or {}, dict):
+        raise InputError(f"config.json: {key} must be an object, not {brief(repr(inner))}")
+    return {name: value for name, value in inner.items() if value is not None}
+
+
+# ---- Prompt: a text, a voice and a language as vectors ---------------------------------------------------------------
+
+@np.errstate(over="ignore", invalid="ignore")  # the talker's logits tell it
+def talker_prompt(model: Model, text: str, voice: str | np.ndarray | None = None, language: str = "auto",
+                  instruct: str = "", streamed: bool = False) -> tuple[np.ndarray, np.ndarray]:
+    """What the talker gets: (vectors [n, hidden_size], the text's vectors that follow one by one [m, hidden_size]).
+
+    voice: a name, or the x-vector of a sound; streamed: the prompt has the first token of the text only.
+    """
+    voices, about, encode = voices_of(model), model.source.language, model.tokenizer.encode
+
+    def code(*ids: int) -> np.ndarray:
+        return model.engine.rows(model, "embed_tokens", np.array(ids))
+
+    marks = [model.source.about.get(f"tts_{name}_token_id", usual) for name, usual in MARKS.items()]
+    pad, begin, end = voices.text(marks)[:, None]
+    asked = [*encode("<|im_start|>user\n", False), *encode(instruct, False, as_text=True),
+             *encode("<|im_end|>\n", False)] if instruct else []
+    role, words = encode("<|im_start|>assistant\n", False), voices.text(encode(text, False, as_text=True))
+    if isinstance(voice, str) and language in ("auto", "chinese"):
+        language = voices.dialects.get(voice) or language
+    think = [about[f"codec_{name}_id"] for name in ("nothink", "think_bos", "think_eos")] if language == "auto" else \
+        [about["codec_think_id"], about["codec_think_bos_id"], voices.ids[language], about["codec_think_eos_id"]]
+    spoken = code(voices.names[voice]) if isinstance(voice, str) else np.empty((0, len(pad[0]))) if voice is None else \
+        voice[None]
+    after, first = code(about["codec_pad_id"]), code(about["codec_bos_id"])
+    prefix = together([code(*think), spoken, after]).astype(np.float32)
+    prefix += together([pad] * (len(prefix) - 1) + [begin])
+    start = together([voices.text([*asked, *role]), prefix])
+    if streamed:
+        return together([start, words[:1] + first]), together([words[1:], end, pad])
+    return together([start, together([words, end]) + after, pad + first]), pad
 
 
 # ---- Talker and code predictor: from vectors to the codes of a frame -------------------------------------------------
@@ -138,6 +174,10 @@ def pass_of(caches: list[Any], x: list[np.ndarray], wanted: bool) -> Pass:
 
 def next_frames(model: Model, talks: list[Talk]) -> list[np.ndarray | None]:
     """Runs talks that aren't finished one frame further, in one pass -> codes [groups] of each; None: it has ended."""
+    for talk in talks:
+        while len(talk.x) > CHUNK:  # of a long prompt
+            model.engine.run(model, pass_of([talk.cache], [talk.x[:CHUNK]], False))
+            talk.x = talk.x[CHUNK:]
     new = pass_of([talk.cache for talk in talks], [talk.x for talk in talks], True)
     logits, states = model.engine.run(model, new)
     check_finite(model, logits)
@@ -218,10 +258,10 @@ def transposed_convolution(x: np.ndarray, w: dict[str, Any], name: str, state: d
 
 def snake(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
     """x + sin²(alpha x) / beta, x [n, channels]: a periodic switch (Ziyin et al. 2020; the two factors of BigVGAN)."""
-    wave = np.sin(x * w[f"{name}.alpha"])
-    wave *= wave
-    wave *= w[f"{name}.beta"]  # its inverse: see Codec.weights
-    return x + wave
+    sines = np.sin(x * w[f"{name}.alpha"])
+    sines *= sines
+    sines *= w[f"{name}.beta"]  # its inverse: see read_codec
+    return x + sines
 
 
 def codec_layer(x: np.ndarray, w: dict[str, Any], name: str, config: Config, window: int, state: dict[str, Any],
@@ -230,7 +270,7 @@ def codec_layer(x: np.ndarray, w: dict[str, Any], name: str, config: Config, win
     h = rms_norm(x, w[f"{name}.input_layernorm.weight"], config.rms_norm_eps)
     q, k, v = (linear(h, w[f"{name}.self_attn.{part}_proj.weight"]).reshape(1, -1, config.head_dim).swapaxes(0, 1)
                for part in "qkv")
-    k, v = apply_rope(k, cos, sin), v
+    k = apply_rope(k, cos, sin)
     if name in state:
         k, v = (np.concatenate([old, new], axis=1)[:, -window:] for old, new in zip(state[name], (k, v)))
     state[name] = k, v
@@ -310,9 +350,13 @@ def decode_frame(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.n
 def read_codec(folder: Path) -> Codec:
     """The codec in a folder. Raises InputError for what is missing, damaged or not computed here."""
     raw, file, w = read_json_object(folder / "config.json"), folder / "config.json", dict[str, np.ndarray]()
-    about, books = DECODER | given(raw, "decoder_config"), list[str]()
+    about: dict[str, Any] = DECODER | given(raw, "decoder_config")
+    for key in ("sliding_window", "upsample_rates", "upsampling_ratios"):
+        for each in about[key] if isinstance(about[key], list) else [about[key]]:
+            checked_whole(f"{file}: {key}", each, 1)
     tensors = {name.removeprefix("decoder."): to_float32(tensor)
                for name, tensor in map_safetensors(folder / "model.safetensors").items() if name.startswith("decoder.")}
+    books = list[str]()
     try:
         for name, tensor in tensors.items():
             if name.endswith((".alpha", ".beta")):
@@ -331,7 +375,7 @@ def read_codec(folder: Path) -> Codec:
         codec = Codec(sizes_of(about | {"vocab_size": about["codebook_size"]}, file), about,
                       checked_whole(f"{file}: output_sample_rate", raw.get("output_sample_rate", 24_000), 1), w)
         decode(codec, np.zeros((1, len(books)), int), {})
-    except (KeyError, ValueError, IndexError) as error:  # no tensor of this name, or none of this shape
+    except (KeyError, ValueError, IndexError, TypeError) as error:  # no tensor of this name, or none of this shape
         raise InputError(f"{folder}: the codec's weights don't fit config.json: {brief(error)}") from error
     return codec
 
@@ -357,27 +401,31 @@ class Voices(Media):
     def __init__(self, source: Source):
         super().__init__()
         self.source, about, self.models = source, source.language, dict[Engine, Model]()
-        self.kind, self.names, self.ids = (source.about.get("tts_model_type"), given(about, "spk_id"),
-                                           given(about, "codec_language_id"))
-        self.dialects = {name: each for name, each in given(about, "spk_is_dialect").items() if each}
+        self.kind, self.names = source.about.get("tts_model_type"), given(about, "spk_id")
+        self.ids, self.dialects = given(about, "codec_language_id"), given(about, "spk_is_dialect")
         self.languages = [name for name in self.ids if "dialect" not in name]
-        self.end, self.about = about["codec_eos_token_id"], PREDICTOR | given(about, "code_predictor_config")
-        self.groups = checked_whole(f"{source.path}: num_code_groups", about["num_code_groups"], 2)
-        self.allowed = np.arange(source.config.vocab_size) < self.about["vocab_size"]
+        file, self.about = source.path / "config.json", PREDICTOR | given(about, "code_predictor_config")
+        self.config, size = replace(sizes_of(self.about, file), tie_word_embeddings=True), source.config.vocab_size
+        self.groups = checked_whole(f"{file}: num_code_groups", about["num_code_groups"], 2)
+        marks = {key: about[key] for key in TALKER if key.startswith("codec_")}
+        for name, value in (marks | self.names | self.ids).items():
+            if checked_whole(f"{file}: {name}", value, 0) >= size:
+                raise InputError(f"{file}: {name} = {value}, but the talker has {size} codes and marks")
+        self.end, self.allowed = about["codec_eos_token_id"], np.arange(size) < self.config.vocab_size
         self.allowed[self.end] = True
 
     @cached_property
     def sampling(self) -> tuple[Sampling, Sampling]:
         """How c0 is drawn, and how the other codes are, unless speak says it."""
         raw = DRAWING | {name: value for name, value in self.source.generation.items() if value is not None}
-        return Sampling(raw["temperature"] * raw["do_sample"], raw["top_k"], raw["top_p"],
-                        repetition_penalty=raw["repetition_penalty"]), Sampling(
-            raw["subtalker_temperature"] * raw["subtalker_dosample"], raw["subtalker_top_k"], raw["subtalker_top_p"])
+        one, other = (Sampling(raw[f"{at}temperature"] if raw[drawn] else 0.0, raw[f"{at}top_k"], raw[f"{at}top_p"])
+                      for at, drawn in (("", "do_sample"), ("subtalker_", "subtalker_dosample")))
+        return one.updated(repetition_penalty=raw["repetition_penalty"]), other
 
     @cached_property
     def codec(self) -> Codec:
         codec = read_codec(self.source.path / "speech_tokenizer")
-        if codec.weights["codebooks"].shape[:2] != (self.groups, self.about["vocab_size"]):
+        if codec.weights["codebooks"].shape[:2] != (self.groups, self.config.vocab_size):
             raise InputError(f"{self.source.path}: speech_tokenizer has other codes than the code predictor")
         return codec
 
@@ -386,7 +434,7 @@ class Voices(Media):
         """The code predictor's tables and heads, and the projections. Raises InputError if one doesn't fit."""
         found = {name.removeprefix(start): tensor for start in AROUND_TALKER
                  for name, tensor in self.source.tower.items() if name.startswith(start)}
-        size, width, within = self.about["vocab_size"], self.source.config.hidden_size, self.about["hidden_size"]
+        size, width, within = self.config.vocab_size, self.source.config.hidden_size, self.config.hidden_size
         text = [self.source.language.get(f"text_{name}_size") for name in ("vocab", "hidden")]
         shapes = {"text_embedding.weight": text, "linear_fc1.weight": text[1:] * 2, "linear_fc1.bias": text[1:],
                   "linear_fc2.weight": [width, *text[1:]], "linear_fc2.bias": [width]}
@@ -409,15 +457,13 @@ class Voices(Media):
     def predictor(self, engine: Engine) -> Model:
         """The code predictor's layers as a model of its own, in this engine; its logits are never wanted."""
         if engine not in self.models:
-            path, tower = self.source.path, self.source.tower
-            found = {name.removeprefix(AROUND_TALKER[0]): tensor for name, tensor in tower.items()}
-            config = replace(sizes_of(self.about, path / "config.json"), tie_word_embeddings=True)
+            found = {name.removeprefix(AROUND_TALKER[0]): tensor for name, tensor in self.source.tower.items()}
             tensors = found | {"model.embed_tokens.weight": found["lm_head.0.weight"]}  # where an engine wants a head
-            tensors = qwen3.fitting(tensors, QWEN3.shapes(config), True, path)
-            source = replace(self.source, kind=replace(QWEN3, engine=engine), config=config, tensors=tensors, tower={},
-                             heads={}, saved=None)
+            tensors = qwen3.fitting(tensors, QWEN3.shapes(self.config), True, self.source.path)
+            source = replace(self.source, kind=replace(QWEN3, engine=engine), config=self.config, tensors=tensors,
+                             tower={}, heads={}, saved=None)
             weights, none = engine.load_weights(source), cast(Any, None)
-            self.models[engine] = Model(source, config, weights, none, Sampling(), (), None, engine)
+            self.models[engine] = Model(source, self.config, weights, none, Sampling(), (), None, engine)
         return self.models[engine]
 
 
@@ -426,38 +472,6 @@ def voices_of(model: Model) -> Voices:
     if not isinstance(model.media, Voices):
         raise InputError(f"{model.path}: the model can't speak; Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice can")
     return model.media
-
-
-@np.errstate(over="ignore", invalid="ignore")  # the talker's logits tell it
-def talker_prompt(model: Model, text: str, voice: str | np.ndarray | None = None, language: str = "auto",
-                  instruct: str = "", streamed: bool = False) -> tuple[np.ndarray, np.ndarray]:
-    """What the talker gets: (vectors [n, hidden_size], the text's vectors that follow one by one [m, hidden_size]).
-
-    voice: a name, or the x-vector of a sound; streamed: the prompt has the first token of the text only.
-    """
-    voices, about, encode = voices_of(model), model.source.language, model.tokenizer.encode
-
-    def code(*ids: int) -> np.ndarray:
-        return model.engine.rows(model, "embed_tokens", np.array(ids))
-
-    marks = [model.source.about.get(f"tts_{name}_token_id", usual) for name, usual in MARKS.items()]
-    pad, begin, end = voices.text(marks)[:, None]
-    asked = [*encode("<|im_start|>user\n", False), *encode(instruct, False, as_text=True),
-             *encode("<|im_end|>\n", False)] if instruct else []
-    role, words = encode("<|im_start|>assistant\n", False), voices.text(encode(text, False, as_text=True))
-    if isinstance(voice, str) and language in ("auto", "chinese"):
-        language = voices.dialects.get(voice, language)
-    think = [about[f"codec_{name}_id"] for name in ("nothink", "think_bos", "think_eos")] if language == "auto" else \
-        [about["codec_think_id"], about["codec_think_bos_id"], voices.ids[language], about["codec_think_eos_id"]]
-    spoken = code(voices.names[voice]) if isinstance(voice, str) else np.empty((0, len(pad[0]))) if voice is None else \
-        voice[None]
-    after, first = code(about["codec_pad_id"]), code(about["codec_bos_id"])
-    prefix = together([code(*think), spoken, after]).astype(np.float32)
-    prefix += together([pad] * (len(prefix) - 1) + [begin])
-    start = together([voices.text([*asked, *role]), prefix])
-    if streamed:
-        return together([start, words[:1] + first]), together([words[1:], end, pad])
-    return together([start, together([words, end]) + after, pad + first]), pad
 
 
 # ---- Speech ----------------------------------------------------------------------------------------------------------
@@ -551,7 +565,7 @@ def speak(model: Model, text: str | Iterable[str], voice: str | None = None, lan
         speaker = next(iter(voices.names), "") if voice is None else str(voice).lower()
         if speaker not in voices.names:
             raise InputError(f"the voice {brief(repr(speaker))} is none of {', '.join(voices.names)}")
-        if instruct and voices.source.about.get("tts_model_size") in ("0b6", "0b", "b6", "6"):
+        if instruct and voices.source.about.get("tts_model_size") == "0b6":
             raise InputError(f"{model.path}: the 0.6B takes no instruct; the 1.7B does")
     prompt = {"voice": speaker, "language": language_spoken(voices, language), "instruct": instruct or describe or "",
               "streamed": voices.kind == "base"}  # as Qwen's package does by default

@@ -1,4 +1,5 @@
 """Text to speech: prompts, frames, the codec beside an oracle, seeds and limits, texts in parts, bad input."""
+import json
 import shutil
 
 import numpy as np
@@ -288,3 +289,33 @@ def test_a_damaged_codec(path, tmp_path, damage):
         with_tensors(file, {name: {"missing": None, "misshapen": np.ones((3, 5, 2), np.float32),
                                    "NaN": np.full_like(qwen3.map_safetensors(file)[name].data, np.nan)}[damage]})
     assert_one_line(message_of(lambda: speak(qwen3.load_model(folder.parent), TEXT).samples), str(folder.parent))
+
+
+@pytest.mark.parametrize("place, value, words", [
+    (("talker_config", "spk_id"), [1], "spk_id must be an object"),
+    (("talker_config", "spk_id"), {"a": 9999}, "a = 9999"),
+    (("talker_config", "codec_bos_id"), "x", "codec_bos_id"), (("talker_config", "codec_eos_token_id"), 5000, "5000"),
+    (("talker_config", "num_code_groups"), 1, "num_code_groups"),
+    (("talker_config", "hidden_act"), "gelu", "hidden_act"),
+    (("talker_config", "code_predictor_config"), {"hidden_size": "x"}, "hidden_size")])
+def test_values_in_config_json(path, tmp_path, place, value, words):
+    config = json.loads((path / "config.json").read_text())
+    config[place[0]][place[1]] = value
+    folder = copy_of(path, tmp_path, **config)
+    assert_one_line(message_of(lambda: speak(qwen3.load_model(folder), TEXT).samples), words)
+
+
+@pytest.mark.parametrize("key, value", [("sliding_window", 0), ("upsample_rates", [4, "x"]), ("upsample_rates", 5),
+                                        ("upsampling_ratios", [2, 3]), ("num_attention_heads", 3)])
+def test_values_in_the_codecs_config(path, tmp_path, key, value):
+    folder, config = copy_of(path, tmp_path), codec_config()
+    config["decoder_config"][key] = value
+    (folder / "speech_tokenizer/config.json").write_text(json.dumps(config))
+    found = message_of(lambda: speak(qwen3.load_model(folder), TEXT).samples)
+    assert_one_line(found, "speech_tokenizer")
+
+
+def test_a_long_prompt_in_pieces(model, monkeypatch):
+    whole = frames_of(model, 0, temperature=0.0, text=TEXT * 3).codes
+    monkeypatch.setattr(qwen3_tts, "CHUNK", 7)
+    assert np.array_equal(frames_of(model, 0, temperature=0.0, text=TEXT * 3).codes, whole)

@@ -72,6 +72,9 @@ def voice_in(sound: Any, source: Source) -> np.ndarray:
     w = {name.removeprefix(start): as_matrix(to_float32(tensor)) for name, tensor in source.tower.items()
          if name.startswith(start)}
     try:
-        return x_vector(voice_mel(samples, about["mel_dim"], rate), w, about)
-    except (KeyError, ValueError) as error:  # no tensor of this name, or none of this shape
+        found = x_vector(voice_mel(samples, about["mel_dim"], rate), w, about)
+    except (KeyError, ValueError, TypeError) as error:  # no tensor of this name, or none of this shape
         raise InputError(f"{source.path}: its speaker encoder doesn't fit its config: {error}") from error
+    if len(found) != source.config.hidden_size or not np.isfinite(found).all():
+        raise InputError(f"{source.path}: the speaker encoder gives no {source.config.hidden_size} finite numbers")
+    return found

@@ -35,6 +35,7 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_server.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import InputError, Model, checked_whole
+from qwen3_asr import sounds_of
 from qwen3_batch import MOST_SLOTS, Batch, free_memory, positions_in, slots_in
 from qwen3_lib.app.terminal import guarded, note
 from qwen3_lib.app.files import read_text
@@ -44,12 +45,14 @@ from qwen3_lib.app.models import readable_size
 from qwen3_lib.io.facts import banner
 from qwen3_lib.generation.aligner import check_aligner
 from qwen3_lib.io.errors import brief, counted
+from qwen3_tts import speaks, voices_of
 
 try:
     import uvicorn
 
     from qwen3_lib.server.protocol import Protocol
     from qwen3_lib.server.rendering import Renderer
+    from qwen3_lib.server.transcriptions import EARS
     from qwen3_lib.server.web import LOCAL, Limits, make_app
     from qwen3_lib.server.worker import Worker
 except ImportError as error:  # an extra that a plain installation leaves out
@@ -59,6 +62,7 @@ else:
 
 AT_LEAST = 2  # answers for which the default context leaves memory: an agent asks for titles beside its conversation
 KEPT = 3  # earlier prompts and answers take one byte in so many of --memory
+LISTENED = 2048  # tokens of --listen's model: 68 seconds of sound and their text
 GRACE = 10.0  # seconds that running answers have after SIGTERM
 LAST = 4.0  # seconds after that until the process ends, whatever runs
 WRITING = 60.0  # seconds more for writing --keep-on-disk, unless a second signal comes
@@ -86,6 +90,8 @@ def make_parser() -> Parser:
     add_model_options(parser)
     parser.add_argument("--aligner", metavar="NAME", help="a Qwen3-ForcedAligner, which tells when each word of a "
                         "sound is said")
+    parser.add_argument("--listen", metavar="NAME", help="another model, a Qwen3-ASR, which hears sounds")
+    parser.add_argument("--speech", metavar="NAME", help="another model, a Qwen3-TTS, which speaks texts")
     add = parser.add_argument_group("memory and limits").add_argument
     add("--context", type=int, metavar="N", help="most tokens of a prompt and its answer together (default: "
         f"as much as --memory holds for {AT_LEAST} answers or for --slots, up to the model's context)")
@@ -112,9 +118,28 @@ def load_aligner(args: argparse.Namespace) -> Model | None:
     """The model of --aligner."""
     if args.aligner is None:
         return None
-    model = load_main(argparse.Namespace(**vars(args) | {"model": args.aligner, "adapter": None}))
-    check_aligner(model, "")
+    check_aligner(model := load_other(args, args.aligner), "")
     return model
+
+
+def load_other(args: argparse.Namespace, name: str) -> Model:
+    """Another model than --model, with its engine's options."""
+    model = load_main(argparse.Namespace(**vars(args) | {"model": name, "adapter": None, "draft": None}))
+    note(banner(model))
+    return model
+
+
+def open_listener(args: argparse.Namespace) -> Batch:
+    """The model of --listen, which hears a few sounds at a time."""
+    sounds_of(model := load_other(args, args.listen))
+    return Batch(model, EARS, min(LISTENED, model.config.context_length))
+
+
+def open_speaker(model: Model) -> Batch:
+    """A model that speaks: it needs no slots. Its codec and code predictor are read now, not for the first text."""
+    voices = voices_of(model)
+    _ = voices.codec, voices.weights, voices.predictor(model.engine)
+    return Batch(model, 1, 1)
 
 
 def open_batch(args: argparse.Namespace, aligner: Callable[[], Model | None]) -> Batch:
@@ -124,6 +149,8 @@ def open_batch(args: argparse.Namespace, aligner: Callable[[], Model | None]) ->
     aligner()
     note(banner(model))
     model = replace(model, tokenizer=Renderer(model.tokenizer, str(model.path)))
+    if speaks(model):
+        return open_speaker(model)
     if model.embeds:  # needs no slots: it gives vectors only
         return Batch(model, 1, 1)
     longest, slots, most = args.context, args.slots, model.config.context_length
@@ -176,11 +203,13 @@ def run(args: argparse.Namespace) -> int:
     key, local, errors = api_key(args), args.host in ("localhost", "127.0.0.1", "::1"), list[Exception]()
 
     listener, timers = listening(args.host, args.port), list[threading.Timer]()
+    workers = list[Worker]()
 
     class Uvicorn(uvicorn.Server):
         def handle_exit(self, sig: int, frame: FrameType | None) -> None:
             grace = 0 if timers else GRACE  # at the second signal, running answers get their error
-            worker.end(grace)
+            for each in workers:
+                each.end(grace)
             writing = WRITING if grace and args.keep_on_disk is not None else 0
             timers.append(threading.Timer(grace + writing + LAST, give_up))
             timers[-1].daemon = True
@@ -199,7 +228,11 @@ def run(args: argparse.Namespace) -> int:
     aligner = cache(lambda: load_aligner(args))
     worker = Worker(lambda: open_batch(args, aligner), args.queue, on_end, on_load)
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
-    app = make_app(worker, Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose, options, aligner))
+    hearing = Worker(lambda: open_listener(args), args.queue, on_end) if args.listen else None
+    speaking = Worker(lambda: open_speaker(load_other(args, args.speech)), args.queue, on_end) if args.speech else None
+    workers += filter(None, (worker, hearing, speaking))
+    limits = Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose, options, aligner)
+    app = make_app(worker, limits, hearing, speaking)
     server = Uvicorn(uvicorn.Config(app, http=Protocol, ws="none", log_level="warning",
                                     server_header=False, timeout_graceful_shutdown=int(GRACE) + 2))
     if not local and key is None:

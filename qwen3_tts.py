@@ -467,6 +467,11 @@ class Voices(Media):
         return self.models[engine]
 
 
+def speaks(model: Model) -> bool:
+    """Whether a model speaks texts."""
+    return isinstance(model.media, Voices)
+
+
 def voices_of(model: Model) -> Voices:
     """What the model speaks with. Raises InputError for one that can't speak."""
     if not isinstance(model.media, Voices):

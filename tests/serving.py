@@ -27,11 +27,14 @@ TRANSCRIPTIONS = "/v1/audio/transcriptions"
 class Served:
     """A server in this process."""
 
-    def __init__(self, model, slots=4, longest=1000, kept=2**26, queue=64, wait=True, **limits):
+    def __init__(self, model, slots=4, longest=1000, kept=2**26, queue=64, wait=True, hears=None, speaks=None, **limits):
+        """`hears` and `speaks`: other models of the server."""
         self.model, self.errors = model, []
         self.worker = Worker(lambda: Batch(model() if callable(model) else model, slots, longest, kept), queue,
                              self.errors.append)
-        app = make_app(self.worker, Limits(**{"seconds": 60, "hosts": web.LOCAL} | limits))
+        others = [each and Worker(lambda each=each: Batch(each, 2, 150), queue, self.errors.append)
+                  for each in (hears, speaks)]
+        app = make_app(self.worker, Limits(**{"seconds": 60, "hosts": web.LOCAL} | limits), *others)
         self.server = uvicorn.Server(uvicorn.Config(app, port=0, http=Protocol, log_level="warning"))
         self.thread = threading.Thread(target=self.server.run)
         self.thread.start()
@@ -39,7 +42,7 @@ class Served:
         self.port = self.server.servers[0].sockets[0].getsockname()[1]
         self.url = f"http://127.0.0.1:{self.port}"
         if wait:
-            until(lambda: self.worker.batch is not None)
+            until(lambda: all(each.batch is not None for each in (self.worker, *filter(None, others))))
 
     def __enter__(self):
         return self

@@ -30,8 +30,9 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3_embed": {"qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_lib.app"},
     "qwen3_inspect": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.app", "qwen3_lib.page", "qwen3_lib.generation"},
     "qwen3_lib.server": {"tokenizer_utils", "qwen3", "qwen3_lib.io", "qwen3_lib.generation",
-                         "qwen3_lib.app", "qwen3_lib.page", "qwen3_embed", "qwen3_vision", "qwen3_asr"},
-    "qwen3_server": {"qwen3", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_lib.app", "qwen3_batch",
+                         "qwen3_lib.app", "qwen3_lib.page", "qwen3_embed", "qwen3_vision", "qwen3_asr",
+                         "qwen3_tts"},
+    "qwen3_server": {"qwen3", "qwen3_asr", "qwen3_tts", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_lib.app", "qwen3_batch",
                      "qwen3_lib.server"},
 }
 DOORS = {  # the functions that import a room above them, when they are called

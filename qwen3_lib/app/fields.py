@@ -80,6 +80,8 @@ def known(body: Body, names: tuple[str, ...]) -> Body:
 def must_generate(model: Model) -> None:
     if model.embeds:
         raise Refusal(400, "this is an embedding model, which gives vectors: POST /v1/embeddings", "model")
+    if model.source.kind.instead:
+        raise Refusal(400, "this model speaks and doesn't chat: POST /v1/audio/speech", "model")
 
 
 def flag(body: Body, name: str) -> bool:

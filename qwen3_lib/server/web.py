@@ -38,9 +38,11 @@ from qwen3_lib.generation.messages import encoded
 from qwen3_lib.page.page import joined
 from qwen3_lib.server import messages, responses
 from qwen3_lib.server.replies import ChatReply, Reply, event
+from qwen3_lib.server.speeches import Sounding, SoundStream, Speakers, voice_names
 from qwen3_lib.server.transcriptions import Ears, HeardSound
 from qwen3_lib.server.vetting import Grammars
 from qwen3_lib.server.worker import SIGN_OF_LIFE, Job, Worker, out_of_time, stopping
+from qwen3_tts import speaks
 from qwen3_vision import sees
 from tokenizer_utils import is_picture
 
@@ -311,10 +313,12 @@ ANSWERS: dict[str, Callable[[Model, Body, Door], Any]] = {  # path -> what makes
 
 
 class Server:
-    """The handlers of the paths."""
+    """The handlers of the paths. `listener` hears and `speaker` speaks: workers of other models, or `worker`."""
 
-    def __init__(self, worker: Worker, limits: Limits):
+    def __init__(self, worker: Worker, limits: Limits, listener: Worker | None = None, speaker: Worker | None = None):
         self.worker, self.limits, self.started = worker, limits, int(time.time())
+        self.listener, self.speaker = listener or worker, speaker or worker
+        self.speakers = Speakers(self.speaker)
         self.grammars = Grammars()
         self.large = ThreadPoolExecutor(1)  # reads and checks large bodies
         self.eyes = ThreadPoolExecutor(1)  # takes requests with pictures, one after another, in the same memory
@@ -384,20 +388,18 @@ class Server:
 
     @property
     def longest(self) -> int:
-        batch = self.worker.batch
-        if batch is None:
-            return 0
-        return batch.model.config.context_length if batch.model.embeds else batch.longest
+        return longest_of(self.worker)
 
     async def transcriptions(self, request: Request) -> Response:
         """The text of an uploaded sound: see transcriptions.py."""
-        sounds_of(self.worker.model)  # else there is nothing to upload to
-        worker, seconds = self.worker, self.limits.seconds
+        worker, seconds = self.listener, self.limits.seconds
+        if worker is self.worker:
+            self.able(hears(worker.model), "can't hear: --listen Qwen/Qwen3-ASR-0.6B")
         async with contextlib.AsyncExitStack() as stack:
             form = await stack.enter_async_context(self.ears.form_of(request))
             if worker.ends_at is not None:
                 raise stopping()
-            speech = HeardSound(worker, self.ears, form, seconds, self.longest, self.limits.aligner())
+            speech = HeardSound(worker, self.ears, form, seconds, longest_of(worker), self.limits.aligner())
             stack.callback(speech.close)
             request.scope["usage"] = speech.usage
             async with in_time(speech.ends_at, seconds):
@@ -408,17 +410,55 @@ class Server:
                 whole = await self.unless_over(request, speech.finish())
                 return PlainTextResponse(whole) if isinstance(whole, str) else JSONResponse(whole)
 
+    def able(self, can: bool, what: str) -> None:
+        """Raises Refusal unless the model can do it."""
+        if not can:
+            raise Refusal(400, f"{self.name}: the model {what} names one that can", "model")
+
+    async def speech(self, request: Request) -> Response:
+        """A text as a sound: see speeches.py."""
+        self.able(speaks(model := self.speaker.model), "can't speak: --speech Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice")
+        seconds, body = self.limits.seconds, await self.body_of(request)
+        try:
+            sounding = await asyncio.to_thread(Sounding, model, body)
+        except InputError as error:
+            raise as_refusal(error, self.speaker, body) from None
+        request.scope["usage"], ends_at = sounding.usage, time.monotonic() + seconds
+        async with contextlib.AsyncExitStack() as stack:
+            self.speakers.join(sounding)
+            stack.callback(self.speakers.leave, sounding)
+            async with in_time(ends_at, seconds):
+                try:
+                    first = await self.unless_over(request, sounding.next())
+                    if not sounding.streams:
+                        whole = await self.unless_over(request, sounding.whole(first))
+                        return Response(whole, media_type=sounding.media)
+                except InputError as error:
+                    raise as_refusal(error, self.speaker) from None
+            stack.pop_all()
+            return SoundStream(self.speakers, sounding, first, ends_at, seconds)
+
+    async def voices(self, request: Request) -> Response:
+        """The voices of the model that speaks."""
+        self.able(speaks(model := self.speaker.model), "can't speak: --speech Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice")
+        return JSONResponse({"voices": [{"id": name, "name": name} for name in voice_names(model)]})
+
     async def models(self, request: Request) -> Response:
-        """The one model, with the fields of OpenAI's form and of Anthropic's."""
-        model, day = self.worker.model, time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started))
-        about = {"id": self.name, "object": "model", "created": self.started, "owned_by": "qwen3",
-                 "max_model_len": self.longest, "input_modalities": [
-                     "text", *["image"] * sees(model), *["audio"] * hears(model)],
-                 "type": "model", "display_name": self.name, "created_at": day, "max_input_tokens": self.longest}
-        if (wanted := request.path_params.get("name", self.name)) != self.name:
-            raise Refusal(404, f"there is no model {brief(wanted)}, but {self.name}", "model", "model_not_found")
-        return JSONResponse(about if request.path_params else {
-            "object": "list", "data": [about], "has_more": False, "first_id": self.name, "last_id": self.name})
+        """The models, the one that answers first, with the fields of OpenAI's form and of Anthropic's."""
+        day, found = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.started)), dict[str, Body]()
+        for worker in dict.fromkeys((self.worker, self.listener, self.speaker)):
+            model, longest = worker.model, longest_of(worker)
+            name = model_name(model)
+            found[name] = {"id": name, "object": "model", "created": self.started, "owned_by": "qwen3",
+                           "max_model_len": longest, "input_modalities": [
+                               "text", *["image"] * sees(model), *["audio"] * hears(model)],
+                           "output_modalities": ["audio" if speaks(model) else "text"], "type": "model",
+                           "display_name": name, "created_at": day, "max_input_tokens": longest}
+        if (wanted := request.path_params.get("name", self.name)) not in found:
+            raise Refusal(404, f"there is no model {brief(wanted)}, but {', '.join(found)}", "model", "model_not_found")
+        return JSONResponse(found[wanted] if request.path_params else {
+            "object": "list", "data": [*found.values()], "has_more": False, "first_id": self.name,
+            "last_id": [*found][-1]})
 
     async def page(self, request: Request) -> Response:
         return HTMLResponse(CHAT_PAGE, headers={"Content-Security-Policy": POLICY, "Referrer-Policy": "no-referrer",
@@ -496,18 +536,30 @@ class Server:
         return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")
 
 
-def make_app(worker: Worker, limits: Limits) -> Starlette:
-    server = Server(worker, limits)
+def longest_of(worker: Worker) -> int:
+    """Most tokens of a prompt and its answer; 0 while the model is loading."""
+    if (batch := worker.batch) is None:
+        return 0
+    return batch.longest if batch.model.source.kind.instead == "" and not batch.model.embeds else \
+        batch.model.config.context_length
+
+
+def make_app(worker: Worker, limits: Limits, listener: Worker | None = None,
+             speaker: Worker | None = None) -> Starlette:
+    """The application; `listener` and `speaker` have other models, which hear and speak."""
+    server, workers = Server(worker, limits, listener, speaker), [*filter(None, (worker, listener, speaker))]
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:
         # Requests with new schemas wait for each other in threads; the others must still find one.
         asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(THREADS))
-        worker.start()
+        for each in workers:
+            each.start()
         yield
         for threads in (server.large, server.eyes, server.ears.threads):  # here, where a signal's time still counts
             await asyncio.to_thread(threads.shutdown, cancel_futures=True)
-        await asyncio.to_thread(worker.stop)
+        for each in workers:
+            await asyncio.to_thread(each.stop)
         server.grammars.close()
 
     async def on_http(request: Request, error: Exception) -> Response:
@@ -530,9 +582,11 @@ def make_app(worker: Worker, limits: Limits) -> Starlette:
         return refusal_response(Refusal(500, "the server has failed at this request"), request.scope)
 
     posts = {path: partial(server.asked, answer=answer) for path, answer in ANSWERS.items()} | {
-        "/v1/audio/transcriptions": server.transcriptions, "/v1/embeddings": server.embeddings,
+        "/v1/audio/transcriptions": server.transcriptions, "/v1/audio/speech": server.speech,
+        "/v1/embeddings": server.embeddings,
         "/v1/rerank": server.rerank, "/rerank": server.rerank}
     gets = {"/": server.page, "/v1/models": server.models, "/v1/models/{name:path}": server.models,
+            "/v1/audio/voices": server.voices,
             "/health": server.health, "/api/hello": server.hello, "/metrics": server.metrics}
     middleware = [Middleware(AuthMiddleware, limits=limits)]
     if limits.origins:

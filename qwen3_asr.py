@@ -105,7 +105,8 @@ def log_mel(samples: np.ndarray, n_mels: int = 128) -> np.ndarray:
     """
     padded = np.pad(samples.astype(np.float64), FRAME // 2, mode="reflect")  # so that frames begin around time 0
     frames = np.lib.stride_tricks.sliding_window_view(padded, FRAME)[::HOP][:len(samples) // HOP]
-    filters, smooth = mel_filters(n_mels, RATE, FRAME), 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)  # Hann's window
+    filters = mel_filters(n_mels, RATE, FRAME)
+    smooth = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(FRAME) / FRAME)  # Hann's window
     power = np.concatenate([np.abs(np.fft.rfft(frames[i:i + 1024] * smooth)) ** 2 @ filters
                             for i in range(0, len(frames), 1024)])
     decades = np.log10(np.maximum(power, 1e-10))

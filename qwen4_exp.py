@@ -478,8 +478,8 @@ FLASH = replace(SPARSE, config=stream_config, shapes=tensor_shapes, defaults=SPA
     "partial_rotary_factor": 1.0, "num_experts": 512, "num_experts_per_tok": 10, "norm_topk_prob": True, "hc_count": 4,
     "hc_lowrank": 320, "ple_conv_kernel_size": 4, "ngram_size": 3, "heads_per_ngram": 8, "seed": 1234,
     "ngram_vocab_size_base": 20_000_000, "make_ngram_vocab_size_divisible_by": 128, "split_ngram_parts": 512},
-    architectures=("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"),
-    engine=Engine(load_weights, StreamCache, run_pass, guess=guess), fast="qwen3_lib.kernels.flash", layer=decoder_layer)
+    architectures=("Qwen4ExpForCausalLM", "Qwen4ExpForConditionalGeneration"), fast="qwen3_lib.kernels.flash",
+    engine=Engine(load_weights, StreamCache, run_pass, guess=guess), layer=decoder_layer)
 MODEL_TYPES = {"qwen4_exp_text": FLASH, "qwen4_exp": replace(FLASH, text=("text_config",))}
 
 

@@ -514,7 +514,8 @@ def load_tokenizer(path: str | os.PathLike[str]) -> Tokenizer:
 
 def merging(vocabulary: str, merges: str) -> tokenizers.Tokenizer:
     """What Qwen's own folders have in place of tokenizer.json: the files vocab.json and merges.txt."""
-    backend, cutters = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocabulary, merges)), tokenizers.pre_tokenizers
+    backend = tokenizers.Tokenizer(tokenizers.models.BPE.from_file(vocabulary, merges))
+    cutters = tokenizers.pre_tokenizers
     backend.normalizer, backend.decoder = tokenizers.normalizers.NFC(), tokenizers.decoders.ByteLevel()
     backend.pre_tokenizer = cutters.Sequence([cutters.Split(tokenizers.Regex(SPLIT_PATTERNS), "isolated"),
                                               cutters.ByteLevel(add_prefix_space=False, use_regex=False)])

@@ -1,4 +1,5 @@
 """The whole model in float64, position by position as the papers write it: an oracle for what passes are said to do."""
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -188,3 +189,51 @@ def flash_mtp_oracle(model, states, ids, start) -> tuple[np.ndarray, np.ndarray]
     streams = halves(streams, "mlp_hyper_connection", lambda h: fed_forward(c, w, h))
     h = np.array([read(each, "hyper_connection_mixer")[0] for each in streams])
     return streams.reshape(len(ids), -1), h @ tensors.get("lm_head.weight", embedding).T
+
+
+def ears_oracle(tower, mel, n_layers, n_heads) -> np.ndarray:
+    """The tower of a Qwen3-ASR: log-mel [frames, pitches] of a window -> embeddings [tokens, width], from its tensors in
+    the file. Each place of a convolution, and each token, by itself."""
+    w = {name.removeprefix("thinker.audio_tower."): to_float32(tensor).astype(np.float64)
+         for name, tensor in tower.items()}
+
+    def gelu(x):
+        return np.array([value * (1 + math.erf(value / math.sqrt(2))) / 2 for value in x.flat]).reshape(x.shape)
+
+    def dense(x, name):
+        return w[f"{name}.weight"] @ x + w[f"{name}.bias"]
+
+    def normed(x, name):
+        return (x - x.mean()) / np.sqrt(x.var() + 1e-5) * w[f"{name}.weight"] + w[f"{name}.bias"]
+
+    def convolved(x, name):
+        """x [channels, pitches, times] at every second place, with the neighbours at its sides, 0 beyond the edges."""
+        out = np.empty((len(w[f"{name}.bias"]), -(-x.shape[1] // 2), -(-x.shape[2] // 2)))
+        for p in range(out.shape[1]):
+            for t in range(out.shape[2]):
+                out[:, p, t] = w[f"{name}.bias"]
+                for i in range(max(2 * p - 1, 0), min(2 * p + 2, x.shape[1])):
+                    for j in range(max(2 * t - 1, 0), min(2 * t + 2, x.shape[2])):
+                        out[:, p, t] += w[f"{name}.weight"][:, :, i - 2 * p + 1, j - 2 * t + 1] @ x[:, i, j]
+        return gelu(out)
+
+    tokens, d = [], w["conv_out.weight"].shape[0]
+    for start in range(0, len(mel), 100):
+        frames, image = min(len(mel) - start, 100), np.zeros((1, mel.shape[1], 100))
+        image[0, :, :frames] = mel[start:start + frames].T
+        for name in ("conv2d1", "conv2d2", "conv2d3"):
+            image = convolved(image, name)
+        for t in range(-(-frames // 8)):
+            angles = [t / 10_000 ** (i / (d // 2 - 1)) for i in range(d // 2)]
+            place = [*map(math.sin, angles), *map(math.cos, angles)]
+            tokens.append(w["conv_out.weight"] @ image[:, :, t].reshape(-1) + place)
+    for layer in range(n_layers):
+        name, size = f"layers.{layer}", d // n_heads
+        h = [normed(x, f"{name}.self_attn_layer_norm") for x in tokens]
+        q, k, v = (np.array([dense(x, f"{name}.self_attn.{part}_proj") for x in h]) for part in "qkv")
+        for t in range(len(tokens)):
+            heads = [softmax(k[:, i:i + size] @ q[t, i:i + size] / math.sqrt(size)) @ v[:, i:i + size]
+                     for i in range(0, d, size)]
+            x = tokens[t] + dense(np.concatenate(heads), f"{name}.self_attn.out_proj")
+            tokens[t] = x + dense(gelu(dense(normed(x, f"{name}.final_layer_norm"), f"{name}.fc1")), f"{name}.fc2")
+    return np.array([dense(gelu(dense(normed(x, "ln_post"), "proj1")), "proj2") for x in tokens])

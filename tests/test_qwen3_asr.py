@@ -16,10 +16,11 @@ from configs import ROOT, SPEECH_TOKENS, asr_config
 from hearing import make_hearing, path, voice, wav_of  # noqa: F401
 from helpers import assert_one_line, edit_json, message_of, random_ids
 from make_random_model import make_random_model
+from oracle import ears_oracle
 from published import write_tensors
 from qwen3 import map_safetensors
-from qwen3_asr import (LANGUAGES, Hearing, SpokenText, language_and_text, language_named, log_mel, samples_in_wav,
-                       sinusoids, speech_prompt)
+from qwen3_asr import (LANGUAGES, RATE, Hearing, SpokenText, audio_tower, language_and_text, language_named, log_mel,
+                       samples_in_wav, sinusoids, speech_prompt)
 from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.io.packed import save_quantized
@@ -54,6 +55,27 @@ def test_the_drawing(path):
     sound = qwen3.load_model(path, tokenizer=False).media.hear(voice(40_000))
     assert log_mel(voice(40_000)).shape == (250, 128) and len(sound.ids) == 33
     assert all(text in qwen3_asr.__doc__ for text in ("40,000 samples", "[250, 128]", "33 tokens", "| 7 tokens |"))
+
+
+@pytest.mark.parametrize("frames", [50, 116, 207])
+def test_the_tower_is_that_of_the_formulas(frames, path):
+    """A part of a second, a second and two whole tokens, two seconds and a part of a token."""
+    sounds = qwen3.load_model(path, tokenizer=False).media
+    config = sounds.config
+    mel = np.random.default_rng(frames).uniform(-1, 1.5, (frames, 128)).astype(np.float32)
+    expected = ears_oracle(sounds.source.tower, mel, config.encoder_layers, config.encoder_attention_heads)
+    found = audio_tower(mel, sounds.weights, config)
+    assert found.shape == expected.shape and np.abs(found - expected).max() < 1e-5 * expected.std()
+
+
+def test_windows_are_heard_apart(path):
+    """Each 8 seconds by themselves, and what is left."""
+    sounds, samples = qwen3.load_model(path, tokenizer=False).media, voice(RATE * 19 // 2)
+    mel, sizes = log_mel(samples), (sounds.config.encoder_layers, sounds.config.encoder_attention_heads)
+    found = sounds.hear(samples).windows
+    assert [len(each.vectors[0]) for each in found] == [104, 20]
+    expected = ears_oracle(sounds.source.tower, mel[800:], *sizes)
+    assert np.abs(found[1].vectors[0] - expected).max() < 1e-5 * expected.std()
 
 
 @pytest.mark.parametrize("seconds, n_tokens", [(0.01, 7), (0.5, 7), (1, 13), (1.07, 14), (1.08, 14), (1.09, 15),

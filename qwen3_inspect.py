@@ -32,7 +32,8 @@ from typing import Any
 if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_inspect.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
-from qwen3 import CHUNK, Engine, InputError, Model, TokenIds, checked_ids  # first: it says what is missing
+from qwen3 import (  # first: it says what is missing
+    CHUNK, Engine, InputError, Model, TokenIds, check_answers, checked_ids)
 import numpy as np
 import qwen3_5
 from qwen3_lib.app.terminal import guarded, note, write
@@ -137,6 +138,7 @@ def run(args: argparse.Namespace) -> int:
                           [*map(picture_file, args.image)], None if args.sound is None else samples_of(args.sound))
     check_target(args.out)
     model = load_main(args, Engine())
+    check_answers(model)
     # write_whole opens the file before inspect computes, so that an impossible place is refused first.
     write_whole(args.out, lambda file: file.write(inspect(model, options, note).encode("utf-8")))
     write(f"{args.out}: {readable_size(os.path.getsize(args.out))}\n")

@@ -1,7 +1,11 @@
-"""Models that talk, with random weights in the published layout: what the tests of Qwen3-TTS share."""
+"""Models that talk, with random weights in the published layout: what the tests of Qwen3-TTS share.
+
+    python tests/talking.py 0.6B /tmp/random-voice     one of the size that Qwen publishes, 1.3 GB
+"""
 import json
 import math
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +135,26 @@ def write_tensors(file: Path, tensors: dict[str, np.ndarray], dtype: str) -> Non
                                file, {"format": "pt"})
 
 
+def published(size: str) -> tuple[dict, dict]:
+    """config.json of Qwen3-TTS-12Hz-0.6B-CustomVoice or of the 1.7B, and of the codec; with the bundled tokenizer."""
+    config, codec = tts_config(size, groups=16), codec_config(16)
+    hidden, inner = {"0.6B": (1024, 3072), "1.7B": (2048, 6144)}[size]
+    heads = {"num_attention_heads": 16, "num_key_value_heads": 8, "head_dim": 128}
+    talker = config["talker_config"]
+    talker |= heads | {"hidden_size": hidden, "intermediate_size": inner, "num_hidden_layers": 28, "vocab_size": 3072,
+                       "text_hidden_size": 2048, "max_position_embeddings": 32768, "codec_pad_id": 2148,
+                       "codec_bos_id": 2149, "codec_eos_token_id": 2150, "codec_think_id": 2154,
+                       "codec_nothink_id": 2155, "codec_think_bos_id": 2156, "codec_think_eos_id": 2157,
+                       "rope_scaling": talker["rope_scaling"] | {"mrope_section": [24, 20, 20]}}
+    talker["code_predictor_config"] |= heads | {"hidden_size": 1024, "intermediate_size": 3072, "vocab_size": 2048,
+                                                "num_hidden_layers": 5}
+    codec["decoder_config"] |= {
+        "latent_dim": 1024, "codebook_dim": 512, "codebook_size": 2048, "decoder_dim": 1536, "hidden_size": 512,
+        "intermediate_size": 1024, "head_dim": 64, "num_attention_heads": 16, "num_key_value_heads": 16,
+        "num_hidden_layers": 8, "sliding_window": 72, "upsample_rates": [8, 5, 4, 3]}
+    return config, codec | {"decode_upsample_rate": 1920, "encode_downsample_rate": 1920}
+
+
 GENERATION = {"do_sample": True, "top_k": 50, "top_p": 1.0, "temperature": 0.9, "repetition_penalty": 1.05,
               "subtalker_dosample": True, "subtalker_top_k": 50, "subtalker_top_p": 1.0, "subtalker_temperature": 0.9,
               "max_new_tokens": 24}
@@ -151,3 +175,7 @@ def make_talking(path: Path, config: dict | None = None, codec: dict | None = No
         shutil.copy(ROOT / "demo" / name, path / name)
     (path / "generation_config.json").write_text(json.dumps(GENERATION))
     return path
+
+
+if __name__ == "__main__":
+    make_talking(Path(sys.argv[2]), *published(sys.argv[1]), dtype="bfloat16")

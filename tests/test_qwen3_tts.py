@@ -1,19 +1,24 @@
 """Text to speech: prompts, frames, the codec beside an oracle, seeds and limits, texts in parts, bad input."""
 import json
 import shutil
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import qwen3
+import qwen3_batch
+import qwen3_inspect
 import qwen3_numba
 import qwen3_tts
 from configs import ROOT, TTS_SIZES, VOICES, codec_config, tts_config
 from hearing import voice
-from helpers import assert_one_line, edit_json, message_of, with_tensors
+from helpers import assert_one_line, edit_json, message_of, run_main, with_tensors
+from qwen3_lib.app import cli
 from qwen3_lib.generation.sentences import LONGEST_TEXT, sentences, spoken_parts
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.sounds import open_sound
+from oracle import norm, oracle
 from qwen3_tts import Talk, decode, next_frames, speak, talker_prompt, voices_of
 from talking import make_talking
 from tts_oracle import codec_oracle
@@ -83,6 +88,60 @@ def frames_of(model, seed, limit=12, temperature=None, text=TEXT):
     while talk.finish_reason is None:
         next_frames(model, [talk])
     return talk
+
+
+def vector_sums(model, text_ids, codes):
+    """What the talker gets, in float64: for each place, the vector of a token of the text and of some codes, added.
+
+    text_ids [n]; codes: for each place c0, or a whole frame, or none -> (the sums [n, hidden_size], all tensors)
+    """
+    tensors = {name: qwen3.to_float32(tensor).astype(np.float64) for name, tensor in (
+        model.source.tensors | model.source.tower).items()}
+    tables = [tensors["model.embed_tokens.weight"], *(tensors[f"talker.code_predictor.model.codec_embedding.{i}.weight"]
+                                                      for i in range(voices_of(model).groups - 1))]
+    found = []
+    for token, frame in zip(text_ids, codes, strict=True):
+        h = tensors["talker.model.text_embedding.weight"][token]
+        for i in (1, 2):
+            start = f"talker.text_projection.linear_fc{i}"
+            h = tensors[f"{start}.weight"] @ h + tensors[f"{start}.bias"]
+            h = h / (1 + np.exp(-h)) if i == 1 else h
+        found.append(h + sum(table[code] for table, code in zip(tables, frame)))
+    return np.array(found), tensors
+
+
+def oracle_of(model, x, head):
+    """tests/oracle.py on vectors x [n, hidden_size] in the place of tokens -> logits, states after the norm."""
+    weights = model.weights | {"embed_tokens": x, "lm_head": head}
+    found = oracle(SimpleNamespace(config=model.config, weights=weights), np.arange(len(x)))
+    return found.logits, norm(found.streams[-1], model.weights["norm"].astype(np.float64), model.config.rms_norm_eps)
+
+
+def test_prompt_and_frames(model, monkeypatch):
+    """Logits of talker and code predictor with given codes, within 1e-5 of their spread."""
+    voices, seen, start = voices_of(model), [], "talker.code_predictor"
+    codes = np.random.default_rng(1).integers(0, 64, (9, voices.groups))
+    given = iter(codes.ravel())
+    monkeypatch.setattr(qwen3_tts, "sample", lambda logits, *_: seen.append(logits) or next(given))
+    talk = Talk(model, *talker_prompt(model, TEXT, "serena", "english"), 9, np.random.default_rng(0))
+    while talk.finish_reason is None:
+        next_frames(model, [talk])
+    words, role = model.tokenizer.encode(TEXT, False), model.tokenizer.encode("<|im_start|>assistant\n", False)
+    text = [*role, *[4076] * 5, 4077, *words, 4078, *[4076] * 9]
+    marks = [[]] * len(role) + [[1075], [1077], [1080], [1078], [1081]]  # think, its begin, English, its end, the voice
+    x, tensors = vector_sums(model, text, [*marks, *[[1072]] * (len(words) + 2), [1073], *codes[:-1]])
+    logits, states = (each[-9:] for each in oracle_of(model, x, model.weights["lm_head"]))
+    found = np.array(seen[::voices.groups])
+    assert np.isfinite(found[2]).tolist() == [i < 64 or i == 1074 for i in range(1088)]
+    assert np.abs(found[:, :64] - logits[:, :64]).max() < 1e-5 * logits.std()
+    for n, (frame, state) in enumerate(zip(codes, states)):
+        x = np.array([state, tensors["model.embed_tokens.weight"][frame[0]], *(
+            tensors[f"{start}.model.codec_embedding.{i}.weight"][code] for i, code in enumerate(frame[1:-1]))])
+        if (narrow := f"{start}.small_to_mtp_projection") and f"{narrow}.weight" in tensors:
+            x = x @ tensors[f"{narrow}.weight"].T + tensors[f"{narrow}.bias"]
+        for i in range(voices.groups - 1):
+            expected = oracle_of(voices.predictor(model.engine), x, tensors[f"{start}.lm_head.{i}.weight"])[0][i + 1]
+            assert np.abs(seen[n * voices.groups + i + 1] - expected).max() < 1e-5 * expected.std()
 
 
 @pytest.mark.parametrize("engine", ENGINES)
@@ -248,6 +307,18 @@ def test_bad_input(model, options, words):
 def test_the_smaller_model_takes_no_instruct(tmp_path):
     model = qwen3.load_model(make_talking(tmp_path / "a"))
     assert_one_line(message_of(speak, model, TEXT, instruct="whisper"), "0.6B takes no instruct")
+
+
+def test_commands_for_answers_say_what_speaks(path, tmp_path, capfd):
+    (tmp_path / "in.jsonl").write_text('{"prompt": "Hello"}\n')
+    for main, *arguments in ((cli.main, "Hello"), (cli.main, "--score", "Hello"),
+                             (qwen3_inspect.main, "Hello", "--out", tmp_path / "a.html")):
+        status, out, err = run_main(capfd, "--model", path, *arguments, main=main)
+        assert (status, out) == (1, "")
+        assert_one_line(err, "use qwen3_tts.py")
+    assert run_main(capfd, "--model", path, tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl",
+                    main=qwen3_batch.main)[0] == 1
+    assert "use qwen3_tts.py" in (tmp_path / "out.jsonl").read_text()
 
 
 def test_what_cannot_speak_or_answer(model):

@@ -122,6 +122,7 @@ PROGRAM = """\
 import qwen3
 import qwen3_asr
 import qwen3_numba
+import qwen3_tts
 from qwen3 import BUNDLED, InputError, KVCache, chat, generate, load_model
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.generation.score import score
@@ -147,6 +148,7 @@ MISTAKES = {  # a line -> what the type checker says of it
     "chat(model, 'Hello', stop=1)": '"stop" .* incompatible type "int"',
     "Completion(model, [1], temprature=0)": 'Unexpected keyword argument "temprature"',
     "qwen3_asr.transcribe(model, 'x.wav', temprature=0)": 'Unexpected keyword argument "temprature"',
+    "qwen3_tts.speak(model, 'Hello', temprature=0)": 'Unexpected keyword argument "temprature"',
     "generate(model, [1], temprature=0)": 'Unexpected keyword argument "temprature"',
     "load_model('x', quantize='int8')": '"quantize" .* incompatible type "str"; expected "Never"',
     "generate(model, [1], top_p='all')": '"top_p" .* incompatible type "str"',

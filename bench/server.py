@@ -52,10 +52,17 @@ def speed_of_batch(model: Any, prompts: list[list[int]], n_tokens: int) -> float
     return len(prompts) * n_tokens / (time.perf_counter() - start)
 
 
-def ask(url: str, prompt: list[int], n_tokens: int) -> tuple[float, int]:
-    """(seconds to the first event of the stream, tokens) of a request."""
+def posted(url: str, body: dict[str, Any]) -> Any:
+    """The JSON that answers a POST."""
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request) as got:
+        return json.load(got)
+
+
+def ask(url: str, prompt: list[int], n_tokens: int, **more: Any) -> tuple[float, int]:
+    """(seconds to the first event of the stream, tokens) of a request, with more fields."""
     body = {"prompt": prompt, "max_tokens": n_tokens, "temperature": 0, "ignore_eos": True, "stream": True,
-            "stream_options": {"include_usage": True}}
+            "stream_options": {"include_usage": True}} | more
     request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode(),
                                      {"Content-Type": "application/json"})
     start, first, n = time.perf_counter(), 0.0, 0
@@ -87,12 +94,12 @@ def beside_a_long_one(url: str, long: list[int], short: list[int]) -> tuple[floa
         return alone, beside, reading.result()[0]
 
 
-def started(*command: Any) -> tuple[subprocess.Popen, str]:
-    """A server in a process of its own, and its address."""
+def started(*command: Any, **popen: Any) -> tuple[subprocess.Popen, str]:
+    """A server in a process of its own, and its address. Takes options of Popen."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    process = subprocess.Popen([*map(str, command), "--port", str(port)], stderr=subprocess.DEVNULL)
+    process = subprocess.Popen([*map(str, command), "--port", str(port)], **{"stderr": subprocess.DEVNULL} | popen)
     while process.poll() is None:
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health"):

@@ -27,10 +27,11 @@ TRANSCRIPTIONS = "/v1/audio/transcriptions"
 class Served:
     """A server in this process."""
 
-    def __init__(self, model, slots=4, longest=1000, kept=2**26, queue=64, wait=True, hears=None, speaks=None, **limits):
+    def __init__(self, model, slots=4, longest=1000, kept=2**26, queue=64, wait=True, hears=None, speaks=None,
+                 store=None, **limits):
         """`hears` and `speaks`: other models of the server."""
         self.model, self.errors = model, []
-        self.worker = Worker(lambda: Batch(model() if callable(model) else model, slots, longest, kept), queue,
+        self.worker = Worker(lambda: Batch(model() if callable(model) else model, slots, longest, kept, store), queue,
                              self.errors.append)
         others = [each and Worker(lambda each=each: Batch(each, 2, 150), queue, self.errors.append)
                   for each in (hears, speaks)]

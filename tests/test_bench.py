@@ -46,7 +46,9 @@ def test_a_parameter_is_an_option():
     ("speech", "tests/tiny_hearing", ["--length", 2, "--tokens", 3]),
     ("parts", BASE, ["--formats", "int8", "--lengths", 64, "--contexts", 16]),
     ("quality", BASE, ["--tables", "random"]),
-    ("server", "demo", ["--clients", 1, "--tokens", 4, "--long", 40])])
+    ("server", "demo", ["--clients", 1, "--tokens", 4, "--long", 40]),
+    ("agents", "demo", ["--prompt", 300, "--turn", 40, "--other", 60]),
+    ("kept", "demo", ["--conversations", 4, "--turns", 2, "--kills", 2])])
 def test_a_work_on_a_small_model(name, model, options, tmp_path):
     """Peers that aren't there are named and left out."""
     path = ROOT / model if isinstance(model, str) else make_random_model(

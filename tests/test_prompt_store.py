@@ -3,9 +3,12 @@ import gc
 import json
 import os
 import random
+import signal
 import stat
 import tempfile
 import time
+import urllib.request
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -16,14 +19,15 @@ from hypothesis import strategies as st
 import qwen3
 import qwen3_numba
 from configs import BASE, FLASH, FRANCE, HYBRID, HYBRID_MOE, ROOT, VOCABULARY
-from helpers import (assert_cli_refuses, assert_one_line, edit_json, message_of, patiently, random_ids, run_main,
-                     with_engine)
+from helpers import (assert_cli_refuses, assert_one_line, edit_json, forked, message_of, patiently, random_ids,
+                     run_main, with_engine)
 from make_random_model import make_random_model
 from qwen3_lib.generation.batch import Batch
 from qwen3_lib.generation import prompt_store
 from qwen3_lib.generation.messages import prompt_of
 from qwen3_lib.generation.prompt_store import BLOCK, PromptStore
 from qwen3_lib.io import writing
+from serving import Served
 from test_qwen3_moe import MOE
 
 END = 7  # the end of a turn
@@ -274,23 +278,32 @@ def test_files_that_go_while_they_are_used(load, tmp_path, capfd, monkeypatch):
     assert_one_line(capfd.readouterr().err, "prompts are not kept on the disk", "cannot be written")
 
 
+class Ending:
+    """A file, until so many bytes are written into it and others: then something happens."""
+
+    def __init__(self, file, room, end):
+        self.file, self.room, self.end = file, room, end
+
+    def write(self, data):
+        data = bytes(data)
+        self.file.write(data[:max(self.room[0], 0)])
+        self.room[0] -= len(data)
+        if self.room[0] < 0:
+            self.file.flush()
+            self.end()
+
+
+def no_space():
+    raise OSError(28, "No space left on device")
+
+
 def test_a_full_disk_costs_one_line(load, tmp_path, capfd, monkeypatch):
     """After some bytes of a file: what is there is used, and no half file stays."""
     model, prompt, room = load(), talk(1000), [300_000]
 
-    class Full:
-        def __init__(self, file):
-            self.file = file
-
-        def write(self, data):
-            room[0] -= len(memoryview(data).cast("B"))
-            if room[0] < 0:
-                raise OSError(28, "No space left on device")
-            return self.file.write(data)
-
     real = writing.write_whole
     monkeypatch.setattr(prompt_store, "write_whole", lambda name, write, *given, **more: real(
-        name, lambda file: write(Full(file)), *given, **more))
+        name, lambda file: write(Ending(file, room, no_space)), *given, **more))
     batch = on_disk(model, tmp_path)
     expected = told(asked(batch, prompt))
     capfd.readouterr()
@@ -300,6 +313,32 @@ def test_a_full_disk_costs_one_line(load, tmp_path, capfd, monkeypatch):
     assert {file.suffix for file in tmp_path.iterdir()} == {".rows"}
     again = asked(on_disk(model, tmp_path), prompt)
     assert told(again) == expected and 0 < again.cached_tokens < 998 and again.cached_tokens % BLOCK == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no forks here")
+def test_a_process_that_is_killed_while_it_writes(load, tmp_path, capfd):
+    """By SIGKILL, at twenty places: each time the next one finds whole files only, and goes on from there."""
+    model, prompt, rng = load("hybrid", "NumPy"), talk(1200), random.Random(3)
+    batch, real, known = on_disk(model, tmp_path), writing.write_whole, []
+    expected, statuses = told(asked(batch, prompt)), []
+
+    def work():
+        room = [rng.randrange(150_000)]
+
+        def write_whole(name, write, *given, **more):
+            real(name, lambda file: write(Ending(file, room, lambda: os.kill(os.getpid(), signal.SIGKILL))), *given,
+                 **more)
+
+        prompt_store.write_whole = write_whole
+        batch.save()
+
+    for _ in range(20):
+        rng.random()
+        statuses.append(forked(work))
+        known.append(PromptStore(model, tmp_path, 10**9).find(np.array(prompt[:-1]))[0])
+    again = asked(on_disk(model, tmp_path), prompt)
+    assert known == sorted(known) and known[-1] == again.cached_tokens == 1198 and told(again) == expected
+    assert len([*tmp_path.glob("*.tmp")]) == statuses.count(-signal.SIGKILL) > 2 and not capfd.readouterr().err
 
 
 # ---- The budget ------------------------------------------------------------------------------------------------------
@@ -371,6 +410,42 @@ def test_the_same_request_again_reads_nothing_twice(load, leaves):
     assert answers[1].token_ids == expected
     assert answers[1].cached_tokens >= (384 if leaves else 1199) and len(answers[2].token_ids) == 4
     assert sum(counted) <= 1200 + 50 + 3 * 4
+
+
+def test_conversations_at_a_time_in_two_servers_on_one_folder(small, tmp_path):
+    """Each by turns in both, with memory for some and a folder for more: answers are those of a server alone."""
+    def talk(number):
+        ids, answers = random.Random(number).choices(range(10, 3000), k=80), []
+        for turn in range(4):
+            url = servers[(number + turn) % 2].url
+            got = ask(url, {"prompt": ids, "max_tokens": 8, "temperature": 0, "logprobs": 0, "ignore_eos": True})
+            answers.append((got["choices"][0]["logprobs"]["tokens"], got["choices"][0]["logprobs"]["token_logprobs"]))
+            n_found.append(got["usage"]["prompt_tokens_details"]["cached_tokens"])
+            ids = [*ids, *small.tokenizer.encode(got["choices"][0]["text"])]
+            ids += random.Random(turn).choices(range(3000), k=60)
+        return answers
+
+    def ask(url, body):
+        request = urllib.request.Request(f"{url}/v1/completions", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=60) as got:
+            return json.load(got)
+
+    def all_talks():
+        with ThreadPoolExecutor(16) as clients:
+            return [*clients.map(talk, range(16))]
+
+    n_found, budget = [], 400_000
+    with Served(small, slots=2) as plain:
+        servers = [plain, plain]
+        expected = all_talks()
+    servers = [Served(small, slots=2, kept=100_000, store=PromptStore(small, tmp_path, budget)) for _ in range(2)]
+    with servers[0], servers[1]:
+        assert all(all_talks() == expected for _ in range(2))
+        assert 0 < sum(file.stat().st_size for file in tmp_path.iterdir()) <= budget + 2**16
+    n_found.clear()
+    servers = [Served(small, slots=3, store=PromptStore(small, tmp_path, budget)) for _ in range(2)]
+    with servers[0], servers[1]:
+        assert all_talks() == expected and sum(n_found) > 1000
 
 
 # ---- The command line ------------------------------------------------------------------------------------------------

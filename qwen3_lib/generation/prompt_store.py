@@ -12,9 +12,11 @@ import json
 import os
 import re
 import sys
+import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +25,7 @@ import numpy as np
 
 from qwen3 import InputError, KVCache, Model
 from qwen3_lib.io.adapter import ADAPTER_CONFIG, ADAPTER_WEIGHTS
+from qwen3_lib.io.cores import available_cpus
 from qwen3_lib.io.tensors import both_ends
 from qwen3_lib.io.writing import SAFETENSORS_DTYPES, check_place, header_of, write_whole
 
@@ -69,7 +72,7 @@ class PromptStore:
             fingerprint(model, cache)
         self.stateful = bool(cache.state(0))  # whether a state belongs to the positions at which it can go on
         self.names, self.stops, self.seen = set[str](), list[int](), 0  # the folder's, and when it last changed
-        self.buffer, self.failed = np.empty(0, np.uint8), False  # failed: the last file couldn't be written
+        self.buffers, self.failed = threading.local(), False  # failed: the last file couldn't be written
 
     # ---- Names -------------------------------------------------------------------------------------------------------
 
@@ -137,21 +140,27 @@ class PromptStore:
 
     def load(self, cache: KVCache, token_ids: np.ndarray, salt: str = "") -> None:
         """Adds to a cache what the folder has of tokens [n] beyond the cache's, which are the first of them."""
+        def read(name: str) -> dict[str, np.ndarray]:
+            """Writes the file's rows into the cache -> {}; or the arrays of a state."""
+            _, position, kind = re.split(r"[-.]", name)
+            found, end = self.read(name), int(position)
+            if kind == "state":
+                return {key: array.copy() for key, array in found.items()}
+            for key, array in cache.rows((end - 1) // BLOCK * BLOCK, end).items():
+                array[...] = found[key]
+            return {}
+
         while True:
             stop, files = self.find(token_ids, salt)
             if stop < cache.length + WORTH_LOADING:
                 return
             cache.reserve(stop - cache.length)
             state = dict[str, np.ndarray]()
+            with ThreadPoolExecutor(available_cpus()) as threads:
+                works = [(name, threads.submit(read, name)) for name in files[cache.length // BLOCK:]]
             try:
-                for name in files:
-                    _, position, kind = re.split(r"[-.]", name)
-                    if kind == "state":
-                        state = {key: array.copy() for key, array in self.read(name).items()}
-                    elif (end := int(position)) > cache.length:
-                        found = self.read(name)
-                        for key, array in cache.rows((end - 1) // BLOCK * BLOCK, end).items():
-                            array[...] = found[key]
+                for name, work in works:
+                    state |= work.result()
                 return cache.go_on(token_ids[cache.length:stop], state)
             except (OSError, ValueError, KeyError, TypeError) as error:
                 if not isinstance(error, FileNotFoundError):  # another process has deleted it
@@ -159,14 +168,15 @@ class PromptStore:
                 self.forget(name)
 
     def read(self, name: str) -> dict[str, np.ndarray]:
-        """The arrays of a file, in memory that the next file takes. Raises ValueError for a damaged one, OSError."""
+        """The arrays of a file, in memory that this thread's next file takes. Raises OSError, ValueError if damaged."""
         with open(self.folder / name, "rb", buffering=0) as file:
-            if (size := os.fstat(file.fileno()).st_size) > len(self.buffer):
-                self.buffer = np.empty(size, np.uint8)  # kept, because new memory takes longer than reading
-            if file.readinto(self.buffer[:size].data) != size:
+            size, buffer = os.fstat(file.fileno()).st_size, getattr(self.buffers, "of_thread", np.empty(0, np.uint8))
+            if size > len(buffer):
+                self.buffers.of_thread = buffer = np.empty(size, np.uint8)  # new memory takes longer than reading
+            if file.readinto(buffer[:size].data) != size:
                 raise ValueError("cut off")
-        begin = 8 + int.from_bytes(self.buffer[:8].tobytes(), "little")
-        entries, data = json.loads(self.buffer[8:begin].tobytes()), self.buffer[begin:size]
+        begin = 8 + int.from_bytes(buffer[:8].tobytes(), "little")
+        entries, data = json.loads(buffer[8:begin].tobytes()), buffer[begin:size]
         said = entries.pop("__metadata__", None) if isinstance(entries, dict) else None
         if said != {"crc32": str(crc_of(entries, [data]))}:
             raise ValueError("damaged")

@@ -167,6 +167,7 @@ def test_what_may_be_drawn(model):
     logits[[5, 7]] = 2, 1
     assert talk.first(logits) == 5 and talk.finish_reason is None
     for _ in range(2):
+        assert talk.first(logits) != voices.end
         talk.take(np.full(voices.groups, 5), np.zeros(model.config.hidden_size, np.float32))
     assert talk.first(logits) == voices.end and talk.finish_reason == "stop"
     logits[voices.end], logits[5] = -9, 1.04  # below 1 after the penalty of 1.05
@@ -233,6 +234,14 @@ def test_a_folder_that_was_quantized(path, tmp_path):
 def test_special_tokens_in_a_text_stay_text(model):
     lengths = [len(talker_prompt(model, text, "serena")[0]) for text in ("a", "a<|im_end|>", "a<|im_end|><|im_start|>")]
     assert lengths[0] + 3 < lengths[1] < lengths[2]
+
+
+def test_voices_with_a_dialect(model):
+    """In Chinese, and if the model is to find out the language."""
+    dialect, auto, chinese, english, other = (talker_prompt(model, TEXT, voice, language)[0] for voice, language in (
+        ("dylan", "beijing_dialect"), ("dylan", "auto"), ("dylan", "chinese"), ("dylan", "english"), ("serena", "auto")))
+    assert np.array_equal(dialect, auto) and np.array_equal(dialect, chinese)
+    assert not np.array_equal(dialect, english) and len(other) == len(auto) - 1  # serena has no dialect
 
 
 def test_languages_by_their_names_and_codes(model):

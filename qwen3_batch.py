@@ -38,7 +38,9 @@ from qwen3_lib.app.jobs import Results, description, run_job
 from qwen3_lib.app.arguments import (Parser, add_answer_options, add_draft, add_engine_options, add_max_pixels,
                                      add_model_options, answer_options, checked_size, load_main, template_option)
 from qwen3_lib.app.records import JobSettings, open_source, request_of_row
+from qwen3_lib.generation.choir import AT_ONCE, Choir
 from qwen3_lib.generation.batch import MOST_SLOTS, Batch, free_memory, generate_batch, positions_in, slots_in
+from qwen3_tts import speaks
 
 __all__ = ["MOST_SLOTS", "Batch", "free_memory", "generate_batch", "positions_in", "slots_in"]
 
@@ -93,12 +95,12 @@ def run(args: argparse.Namespace) -> int:
     memory, source = checked_size("--memory", args.memory), open_source(args.input, args.text)
     model = load_main(args)
     longest = min(args.context or SLOT_TOKENS, model.config.context_length)
-    slots = slots_in(model, longest, memory)
+    slots = AT_ONCE if speaks(model) else slots_in(model, longest, memory)
     with Results(args.out, description(source, model, settings), source) as journal:
         form = "plain text, one prompt per line; " if source.form == "text" else ""
         note(f"{args.input}: {form}records: {source.n_records}, {slots} at a time, each of at most {longest} "
              "tokens with its answer")
-        run_job(source, journal, Batch(model, slots, longest), lambda row, line: request_of_row(
+        run_job(source, journal, Choir() if speaks(model) else Batch(model, slots, longest), lambda row, line: request_of_row(
             model, settings, row, line, folder, longest), args.openai, args.fail_fast)
     return 1 if journal.n_failed and not journal.n_answered else 0
 

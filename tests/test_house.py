@@ -26,7 +26,7 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
                       "qwen3_lib.generation", "qwen3_numba"},
     "qwen3_lib.page": {"tokenizer_utils", "qwen3", "qwen3_5", "qwen3_vision", "qwen3_asr", "qwen3_lib.io",
                        "qwen3_lib.generation"},
-    "qwen3_batch": {"qwen3", "qwen3_lib.generation", "qwen3_lib.app"},
+    "qwen3_batch": {"qwen3", "qwen3_tts", "qwen3_lib.generation", "qwen3_lib.app"},
     "qwen3_embed": {"qwen3", "qwen3_5", "qwen3_vision", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_lib.app"},
     "qwen3_inspect": {"qwen3", "qwen3_5", "qwen3_lib.io", "qwen3_lib.app", "qwen3_lib.page", "qwen3_lib.generation"},
     "qwen3_lib.server": {"tokenizer_utils", "qwen3", "qwen3_lib.io", "qwen3_lib.generation",

@@ -1,4 +1,5 @@
-"""Texts that the server speaks: its forms and streams, several clients, those that leave, three models in one server."""
+"""Texts that the server speaks: its forms and streams, several clients, those that leave, three models in
+one server, the page, batch files."""
 import base64
 import io
 import json
@@ -15,8 +16,10 @@ import openai
 import pytest
 
 import qwen3
+import qwen3_batch
 import qwen3_tts
 from configs import ROOT, tts_config
+from helpers import assert_looks, axe_core, run_main
 from qwen3_lib.generation import choir
 from qwen3_lib.server import speeches
 from qwen3_lib.server.speeches import AHEAD, AT_ONCE, LONGEST_INPUT
@@ -344,3 +347,89 @@ def test_the_command(path, model):
 def test_a_model_that_can_not(option, value, words):
     process, lines = started(option, str(value))
     assert process.wait(30) == 1 and words in "".join(lines) + process.stderr.read()
+
+
+# ---- Batch files -----------------------------------------------------------------------------------------------------
+
+def batch(tmp_path, capfd, path, *records, options=()):
+    """(status, results) of a batch file."""
+    (tmp_path / "in.jsonl").write_text("".join(json.dumps(record) + "\n" for record in records))
+    status, *_ = run_main(capfd, tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl", "--model", path, *options,
+                          main=qwen3_batch.main)
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    return status, sorted(lines, key=lambda each: each.get("line", 0))
+
+
+def test_a_batch_file_of_texts(path, tmp_path, capfd):
+    """A WAV file for each beside the results, with the samples of speak; the same command goes on."""
+    records = [{"speak": f"{i}. {TEXT}", "seed": i, "voice": "eric"} for i in range(AT_ONCE + 2)]
+    wrong = [{"speak": "a", "voice": "alloy"}, {"speak": 3}, {"prompt": "a"}, {"speak": " "}, {"speak": "a", "n": 2}]
+    model = qwen3.load_model(path)
+    for _ in range(2):
+        status, results = batch(tmp_path, capfd, path, *records, *wrong)
+        assert status == 0 and len(results) == len(records) + len(wrong)
+        for i, found in enumerate(results[:len(records)]):
+            with wave.open(str(tmp_path / f"out-{i + 1}.wav")) as file:
+                samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+            expected = spoken(model, f"{i}. {TEXT}", i, voice="eric")
+            assert len(samples) == len(expected) and np.abs(samples.astype(int) - expected).max() <= 1
+            assert found == {"line": i + 1, "id": i + 1, "file": str(tmp_path / f"out-{i + 1}.wav"),
+                             "seconds": len(samples) / 24_000, "finish_reason": found["finish_reason"]}
+            assert found["finish_reason"] in ("stop", "length")
+        words = ("none of serena", "speak must be a text", '{"speak": "text"}', "no text to speak", "unknown field n")
+        assert all(word in found["error"] for word, found in zip(words, results[len(records):], strict=True))
+        (tmp_path / "out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in results[3:]))
+
+
+def test_a_batch_file_for_a_model_that_does_not_speak(tmp_path, capfd):
+    status, [found] = batch(tmp_path, capfd, ROOT / "demo", {"speak": "a"})
+    assert status == 1 and "can't speak" in found["error"]
+
+
+# ---- The page --------------------------------------------------------------------------------------------------------
+
+PLAYED = """() => {  // counts what is played, and plays it at once
+  const start = AudioBufferSourceNode.prototype.start;
+  self.played = 0;
+  AudioBufferSourceNode.prototype.start = function (when) {
+    if (this.buffer.sampleRate === 24000) self.played += this.buffer.length;
+    start.call(this, when);
+  };
+}"""
+
+
+def test_a_conversation_by_voice(browser, model, tmp_path):
+    """A recording is the question; its answer is read aloud. Each answer has a button for it, which also ends it."""
+    from test_server_browser import Tab, sync_api
+    from test_speech_doors import MICROPHONE, SAYS
+    from test_speech_doors import SPEECH as RECORDED
+    hearing = qwen3.load_model(HEARING)
+    with Served(lambda: qwen3.load_model(ROOT / "demo"), hears=hearing, speaks=model) as served:
+        context = browser.new_context()
+        context.add_init_script(axe_core())
+        tab = Tab(context, served.url)
+        tab.see("#record", "Record")
+        tab.page.evaluate(PLAYED)
+        tab.page.uncheck("#think")
+        tab.page.evaluate(MICROPHONE, base64.b64encode(RECORDED).decode())
+        tab.press("Record")
+        tab.shows(".turn.user .text", [SAYS])
+        until(lambda: tab.page.evaluate("played") > 0)
+        until(lambda: tab.page.evaluate("reading === null"))
+        asked, said = tab.bodies
+        assert asked["messages"][-1]["content"] == SAYS and said["response_format"] == "pcm"
+        assert said["input"].split() == tab.page.locator(".turn:not(.user) .block").inner_text().split() != []
+        assert tab.page.evaluate("played") % (24 * 48) == 0  # whole parts of 24 frames
+        tab.ask("What is the capital of France?")
+        assert len(tab.bodies) == 3  # a typed question isn't read
+        assert_looks(tab.page, tab.page.viewport_size["width"], tmp_path / "page.png")
+        tab.page.route("**/v1/audio/speech", lambda route: None)  # never answered
+        tab.page.get_by_role("button", name="Read aloud").last.click()
+        tab.page.get_by_role("button", name="Stop reading").click()
+        sync_api.expect(tab.page.get_by_role("button", name="Read aloud")).to_have_count(2)
+        tab.page.unroute("**/v1/audio/speech")
+        tab.page.route("**/v1/audio/speech", lambda route: route.fulfill(status=400, json={"error": {"message": "no"}}))
+        tab.press("Read aloud")
+        tab.see("#ask-says", "The answer isn't read aloud: no.")
+        tab.close("400")
+        context.close()

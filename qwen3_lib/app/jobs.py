@@ -20,9 +20,12 @@ from qwen3_lib.app.records import (Id, JobSettings, Row, Records, answer_row, id
 from qwen3_lib.app.subtitles import as_object
 from qwen3_lib.io.facts import NUMPY, engine_name, model_name
 from qwen3_lib.app.terminal import note
+from qwen3_lib.app.talk import in_16_bits, wav_header
+from qwen3_lib.generation.choir import Spoken, SpokenRequest
 from qwen3_lib.generation.transcript import SpeechRequest
 from qwen3_lib.io.errors import InputError, counted
 from qwen3_lib.io.progress import progress
+from qwen3_lib.io.writing import write_whole
 
 SYNC = 1.0  # seconds between two fsyncs, which take some milliseconds each
 TELL = 60.0  # seconds between two lines of progress, where no bar shows it
@@ -78,8 +81,15 @@ def description(source: Records, model: Model, settings: JobSettings) -> dict[st
             "engine": engine, "model's sha256": digest.hexdigest()} | options
 
 
+def saved(spoken: Spoken, name: str) -> Row:
+    """Writes a sound into a WAV file -> what a result tells. Raises InputError."""
+    samples, speech = in_16_bits(spoken.samples), spoken.speech
+    write_whole(name, lambda file: file.write(wav_header(speech.rate, samples.nbytes) + samples.tobytes()))
+    return {"file": name, "seconds": len(samples) / speech.rate, "finish_reason": speech.finish_reason}
+
+
 def run_job(source: Records, journal: Results, batch: Any,
-            prepare: Callable[[Row, int], GenerationRequest | SpeechRequest], openai: bool = False,
+            prepare: Callable[[Row, int], GenerationRequest | SpeechRequest | SpokenRequest], openai: bool = False,
             fail_fast: bool = False) -> None:
     """Answers the records that are not done yet in a Batch, and writes a summary to stderr.
 
@@ -122,8 +132,10 @@ def run_job(source: Records, journal: Results, batch: Any,
                 try:
                     if isinstance(outcome, InputError):
                         raise outcome
-                    n_tokens += len(outcome.token_ids)
-                    if isinstance(asked, SpeechRequest):  # others have one answer
+                    n_tokens += outcome.n_frames if isinstance(outcome, Spoken) else len(outcome.token_ids)
+                    if isinstance(outcome, Spoken):
+                        outcome = saved(outcome, f"{journal.name.removesuffix('.jsonl')}-{line}.wav")
+                    elif isinstance(asked, SpeechRequest):  # others have one answer
                         asked.read(outcome.text, outcome)
                         if go_on(line):
                             continue

@@ -16,6 +16,7 @@ from typing import Any
 from qwen3 import Model
 from qwen3_asr import hears
 from qwen3_lib.generation.completion import Completion
+from qwen3_lib.generation.choir import SpokenRequest
 from qwen3_lib.generation.transcript import SpeechRequest, usual_part
 from qwen3_lib.app.fields import CHAT, REQUEST_OPTIONS, Refusal, body_options, known
 from qwen3_lib.app.openai import Door, GenerationRequest, chat_request, request_of
@@ -24,6 +25,7 @@ from qwen3_lib.app.report import as_json
 from qwen3_lib.io.facts import model_name
 from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json
 from qwen3_lib.generation.messages import encoded
+from qwen3_tts import speak, speaks
 
 Row = dict[str, Any]
 Id = str | int | float
@@ -105,6 +107,7 @@ def lines_of(name: str) -> Iterator[tuple[int, bytes]]:
 
 # ---- From a row to a request -----------------------------------------------------------------------------------------
 
+SPEAK = ("voice", "language", "instruct", "describe", "seed", "temperature", "max_seconds")  # beside "speak"
 # Fields of a record with --raw; the last three are the template's, and have no effect without it.
 RAW = (*REQUEST_OPTIONS, "schema", "tools", "enable_thinking", "chat_template_kwargs")
 
@@ -131,10 +134,10 @@ def id_of(row: Row, line: int) -> Id:
 
 
 def request_of_row(model: Model, settings: JobSettings, row: Row, line: int, folder: Path | None = None,
-                   longest: int = 0) -> GenerationRequest | SpeechRequest:
+                   longest: int = 0) -> GenerationRequest | SpeechRequest | SpokenRequest:
     """The request in a record, for one answer. Raises InputError for wrong fields.
 
-    A record has the fields of a chat, see openai.py, or "prompt" in place of "messages", or "audio". Paths of files are
+    A record has the fields of a chat, see openai.py, or "prompt" in place of "messages", or "audio", or "speak". Paths of files are
     relative to `folder`; without it, no file is read. `longest`: most tokens of a part of a sound, with its text.
     """
     options = dict(settings.options)
@@ -147,6 +150,13 @@ def request_of_row(model: Model, settings: JobSettings, row: Row, line: int, fol
             raise InputError("audio and context must be texts")
         return SpeechRequest(model, folder / body["audio"], body.get("language"), body["context"], usual_part(longest),
                              body_options(options, body))
+    if "speak" in row and not openai:
+        body = {name: value for name, value in options.items() if name in SPEAK} | known(row, ("speak", *SPEAK))
+        if not isinstance(text := body.pop("speak"), str):
+            raise InputError("speak must be a text")
+        return SpokenRequest(speak(model, text, **body))
+    if speaks(model):
+        raise InputError('this model speaks: a record must be {"speak": "text"}')
     if hears(model):
         raise InputError('this model writes down sounds: a record must be {"audio": "file.wav"}')
     body = known(inner_request(row) if openai else row, (*CHAT, "prompt"))

@@ -49,7 +49,7 @@ def write_wav(file: Any, pieces: Iterable[np.ndarray], rate: int) -> int:
     put(file, wav_header(rate, UNKNOWN))
     try:
         for piece in pieces:
-            put(file, np.rint(piece * 32767).astype("<i2").tobytes())
+            put(file, in_16_bits(piece).tobytes())
             n += len(piece)
     finally:  # what was spoken before Ctrl-C can be heard
         if file.seekable():
@@ -64,6 +64,11 @@ def put(file: Any, data: bytes) -> None:
         write_all(file, data)
     except OSError as error:
         raise InputError(f"the sound could not be written: {error.strerror}") from error
+
+
+def in_16_bits(samples: np.ndarray) -> np.ndarray:
+    """Samples [n] from -1 to 1, as WAV has them."""
+    return np.rint(samples * 32767).astype("<i2")
 
 
 def wav_header(rate: int, n_bytes: int) -> bytes:

@@ -17,8 +17,8 @@ from qwen3 import InputError, Model, log
 from qwen3_lib.app.fields import Body, Refusal, known
 from qwen3_lib.app.objects import usage_of
 from qwen3_lib.app.openai import Value
-from qwen3_lib.app.talk import UNKNOWN, wav_header
-from qwen3_lib.generation.choir import Outcome, Singer, sing
+from qwen3_lib.app.talk import UNKNOWN, in_16_bits, wav_header
+from qwen3_lib.generation.choir import AT_ONCE, Outcome, Singer, sing
 from qwen3_lib.io.errors import brief
 from qwen3_lib.server.replies import typed_event
 from qwen3_lib.server.worker import Worker, out_of_time, stopping
@@ -26,7 +26,6 @@ from qwen3_tts import speak, voices_of
 from tokenizer_utils import library_errors
 
 LONGEST_INPUT = 4096  # characters, as OpenAI's
-AT_ONCE = 8  # texts that share a pass
 AHEAD = 250  # frames, 20 seconds: a client that reads more slowly is waited for
 SPEECH_FIELDS = ("input", "voice", "instructions", "response_format", "speed", "stream_format", "language", "seed",
                  "temperature")
@@ -88,7 +87,7 @@ class Sounding:
 
     def coded(self, samples: np.ndarray, first: bool) -> bytes:
         """Samples as the client gets them in a stream."""
-        data = numbers_of(samples).tobytes()
+        data = in_16_bits(samples).tobytes()
         return wav_header(self.rate, UNKNOWN) + data if first and self.form == "wav" else data
 
     async def whole(self, first: np.ndarray | None) -> bytes:
@@ -97,7 +96,7 @@ class Sounding:
         while first is not None:
             parts.append(first)
             first = await self.next()
-        samples = numbers_of(np.concatenate([*parts, np.empty(0, np.float32)]))
+        samples = in_16_bits(np.concatenate([*parts, np.empty(0, np.float32)]))
         return await asyncio.to_thread(encoded, samples, self.rate, *self.library or ("WAV", "PCM_16"))
 
     def usage(self) -> Value:
@@ -109,11 +108,6 @@ class Sounding:
     def done(self) -> bytes:
         used = {"input_tokens": self.n_prompt, "output_tokens": self.singer.n_frames}
         return typed_event({"type": "speech.audio.done", "usage": used | {"total_tokens": sum(used.values())}}).encode()
-
-
-def numbers_of(samples: np.ndarray) -> np.ndarray:
-    """Samples [n] from -1 to 1 -> 16 bits."""
-    return np.rint(samples * 32767).astype("<i2")
 
 
 def encoded(samples: np.ndarray, rate: int, form: str, kind: str) -> bytes:

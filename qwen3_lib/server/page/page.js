@@ -10,8 +10,11 @@ const running = new Map();  // conversation -> AbortController of its answer
 const UNREACHED = "the server can't be reached", CUT = "the connection ended before the answer";
 const EXAMPLES = ["What is the capital of France?", "What is 27 + 45?", "Tell me a story about a lighthouse."];
 const RATE = 16000, LARGEST_SOUND = 25e6;  // samples a second; bytes
+const LONGEST_SPOKEN = 4096;  // characters
 const PIXELS = 2 ** 20;  // of a picture, at most: 1,024 tokens
 let current = null, model = "", sees = false, hears = false, recorder = null, context = 0, apiKey = "";
+let listens = false, speaks = false;  // another model writes down questions; one reads answers aloud
+let aloud = false, reading = null;  // whether the next answer is read aloud; AbortController of what is read
 let pictures = [];  // of the next question
 
 /** A new element with properties and children: elements or texts. */
@@ -222,14 +225,17 @@ async function unlocked() {
 
 async function greet() {
   try {
-    const [about] = (await (await request("v1/models")).json()).data;
+    const models = (await (await request("v1/models")).json()).data, [about] = models;
     at("model").title = at("model").textContent = model = about.id;
     context = about.max_model_len;
     sees = about.input_modalities.includes("image");
     at("add").hidden = !sees;
     hears = about.input_modalities.includes("audio");
+    listens = !hears && models.some(each => each.input_modalities.includes("audio"));
+    speaks = models.slice(1).some(each => each.output_modalities.includes("audio"));
     document.body.classList.toggle("hears", hears);
-    if (!current.turns.length) draw();
+    document.body.classList.toggle("listens", listens);
+    if (!current.turns.length || speaks) draw();
   } catch (error) {
     at("model").textContent = error.message;
     if (error.status === 503) setTimeout(greet, 2000);  // the model is still loading
@@ -439,6 +445,7 @@ function refresh(turn) {
   parts.figures.lastChild.textContent = turn.figures ?? "";
   parts.figures.hidden = coming || !turn.figures;
   parts.retry.hidden = busy || !last || hears;
+  parts.aloud.hidden ||= !speaks;
 }
 
 function questionElements(turn) {
@@ -454,13 +461,14 @@ function questionElements(turn) {
 function answerElements(turn) {
   const parts = {summary: make("summary"), thought: make("div", {className: "thought"}), text: make("div"),
                  error: make("p", {className: "error", role: "alert"}), note: make("span", {className: "note"}),
-                 retry: make("button", {}, "Retry"),
+                 retry: make("button", {}, "Retry"), aloud: make("button", {}, "Read aloud"),
                  figures: make("details", {}, make("summary", {}, "Tokens and speed"), make("span"))};
   parts.details = make("details", {}, parts.summary, parts.thought);
-  parts.tools = make("div", {className: "tools"}, ...copyButton(() => turn.content), parts.retry, parts.note,
-                     parts.figures);
+  parts.tools = make("div", {className: "tools"}, ...copyButton(() => turn.content), parts.aloud, parts.retry,
+                     parts.note, parts.figures);
   parts.turn = make("article", {className: "turn"}, make("h2", {className: "unseen"}, "Answer"), parts.details,
                     parts.text, parts.error, parts.tools);
+  parts.aloud.addEventListener("click", () => reading ? reading.abort() : readAloud(turn));
   parts.retry.addEventListener("click", () => {
     if (!settingsAreSound()) return;
     answer(current, {former: current.turns.pop()});
@@ -552,7 +560,8 @@ function messageOf({role, content, pictures}) {
 /** Asks for the answer to the last question; `former` is the answer that it replaces, unless it fails at once. `before`
     are the turns before the question, which come back if the server refuses it. The answer to a `sound` is its text. */
 async function answer(chat, {former, before, sound}) {
-  const system = at("system").value.trim(), run = new AbortController();
+  const system = at("system").value.trim(), run = new AbortController(), asked = aloud;
+  aloud = false;
   const messages = [...(system ? [{role: "system", content: system}] : []),
                     ...chat.turns.filter(turn => turn.content || turn.pictures).map(messageOf)];
   const body = {messages, stream: true, stream_options: {include_usage: true}, stop_loops: true, ...wishes()};
@@ -571,9 +580,9 @@ async function answer(chat, {former, before, sound}) {
     took = performance.now() - start;
   };
   try {
-    const asked = sound ? request("v1/audio/transcriptions", sound, run.signal)
+    const coming = sound ? request("v1/audio/transcriptions", sound, run.signal)
       : request("v1/chat/completions", body, run.signal);
-    for await (const value of valuesOf(await asked)) {
+    for await (const value of valuesOf(await coming)) {
       const {delta, finish_reason} = (sound ? heardIn(value) : value.choices[0]) ?? {};
       turn.thought += delta?.reasoning_content ?? "";
       turn.content += delta?.content ?? "";
@@ -596,6 +605,36 @@ async function answer(chat, {former, before, sound}) {
   running.delete(chat);
   if (chats.get(chat.id) === chat) save(chat);
   if (chat === current) draw();
+  if (asked && turn.content && !turn.error) readAloud(turn);
+}
+
+/** Plays the text of an answer while the server speaks it. */
+async function readAloud(turn) {
+  const run = reading = new AbortController(), {aloud: button, text} = drawn.get(turn);
+  let audio, source, end = 0, half = [];
+  button.textContent = "Stop reading";
+  try {
+    const body = {input: text.innerText.slice(0, LONGEST_SPOKEN), response_format: "pcm"};
+    const response = await request("v1/audio/speech", body, run.signal), stream = response.body.getReader();
+    audio = new AudioContext({sampleRate: Number(response.headers.get("content-type").split("rate=")[1])});
+    for (let part; !(part = await reached(stream.read(), CUT)).done;) {
+      const bytes = Uint8Array.from([...half, ...part.value]), n = bytes.length >> 1;
+      half = bytes.slice(2 * n);  // of a sample
+      if (!n) continue;
+      source = new AudioBufferSourceNode(audio, {buffer: audio.createBuffer(1, n, audio.sampleRate)});
+      source.buffer.copyToChannel(Float32Array.from(new Int16Array(bytes.buffer, 0, n), value => value / 32768), 0);
+      source.connect(audio.destination);
+      source.start(end = Math.max(end, audio.currentTime));
+      end += source.buffer.duration;
+    }
+    await new Promise(resolve => ["ended", "abort"].forEach((name, i) =>
+      [source, run.signal][i].addEventListener(name, resolve)));
+  } catch (error) {
+    if (error.name !== "AbortError") at("ask-says").textContent = `The answer isn't read aloud: ${error.message}.`;
+  }
+  audio?.close();
+  reading = null;
+  button.textContent = "Read aloud";
 }
 
 /** What an answer took, in words; milliseconds since its first token. */
@@ -613,9 +652,26 @@ async function hear(file, name) {
   if (running.has(current)) return;
   const form = new FormData(), wav = await wavOf(file).catch(() => file);
   form.append("file", wav.size > LARGEST_SOUND ? file : wav, "sound");
+  if (listens) return askAloud(form);
   form.append("stream", "true");
   form.append("prompt", at("system").value);
   askFor(name, current.turns, [], form);
+}
+
+/** Asks what is said in a sound, as the other model writes it down; the answer is read aloud. */
+async function askAloud(form) {
+  const box = at("box");
+  box.placeholder = "Listening …";
+  try {
+    const {text} = await (await request("v1/audio/transcriptions", form)).json();
+    box.value = [box.value, text].filter(Boolean).join(" ");
+    aloud = speaks && Boolean(text);
+    if (text) at("ask").requestSubmit();
+    aloud = false;  // where the question isn't asked
+  } catch (error) {
+    at("ask-says").textContent = `The sound isn't heard: ${error.message}.`;
+  }
+  box.placeholder = "Your message";
 }
 
 /** A sound as a WAV file: one channel, RATE samples a second, 16 bits. */
@@ -743,6 +799,7 @@ at("stop").addEventListener("click", () => {
 addEventListener("keydown", event => {
   if (event.key !== "Escape" || event.isComposing || document.querySelector("dialog[open]")) return;
   running.get(current)?.abort();
+  reading?.abort();
 });
 at("open-settings").addEventListener("click", () => at("settings").showModal());
 at("menu").addEventListener("click", () => {

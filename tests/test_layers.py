@@ -1,4 +1,5 @@
 """qwen3_lib/kernels/layers.py: each kernel against NumPy."""
+import numba
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -6,7 +7,7 @@ from hypothesis import strategies as st
 
 import qwen3
 from packed import FORMATS, FromPython, groups_of, packed_vectors, reference, stored, to_bf16, unpacked
-from qwen3_lib.kernels import layers, quantize
+from qwen3_lib.kernels import intrinsics, layers, quantize
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.cpu import LONG, PAIRS
 from qwen3_lib.kernels.dense import DENSE_STEPS
@@ -94,6 +95,25 @@ def test_exp():
     expected = np.exp(x.astype(np.float64))
     assert (abs(ours - expected) <= expected * (4e-7 + 8e-8 * abs(x))).all()
     assert np.isnan(kernels.exp(np.float32(np.nan))) and kernels.exp(np.float32(-np.inf)) < 1e-37
+
+
+@pytest.mark.parametrize("row", [intrinsics.exp_until, intrinsics.rounded_exp_until])
+def test_a_row_of_the_softmax(row):
+    """exp of each score by itself, 16 partial sums added in pairs; zeros up to a multiple of 32; then rounded."""
+    rng, function = np.random.default_rng(0), numba.njit(lambda x, n, largest: row(x, n, largest))
+    for n in (1, 15, 16, 31, 32, 33, 100, 256):
+        x, end = rng.standard_normal(256).astype(np.float32) * np.float32(30), padded(n, 32)
+        expected, sums = np.zeros(end, np.float32), np.zeros(16, np.float32)
+        expected[:n] = [kernels.exp(value - x[:n].max()) for value in x[:n]]
+        for some in expected.reshape(-1, 16):
+            sums += some
+        for apart in (8, 4, 2, 1):
+            sums = sums[:apart] + sums[apart:]
+        assert function(x.ctypes.data, n, x[:n].max()) == sums[0]
+        if row is intrinsics.rounded_exp_until:
+            expected = to_bf16(expected)
+            x = from_bf16(x.view(np.uint16)) if PAIRS else x
+        np.testing.assert_array_equal(x[:end], expected)
 
 
 def test_norm_rope_silu():

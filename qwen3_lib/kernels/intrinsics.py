@@ -14,9 +14,12 @@ from numba.np.arrayobj import get_itemsize, make_array, populate_array
 
 from qwen3_lib.kernels.cpu import PAIRS
 from qwen3_lib.kernels.layout import GROUP, GROUP16_BYTES, GROUP_BYTES
-from qwen3_lib.kernels.vectors import (FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load, loop,
-                                       odd_and_even, pair_sums, splat, store, totals, variable, vector, zero_sums)
+from qwen3_lib.kernels.vectors import (BFLOAT, FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load,
+                                       loop, odd_and_even, pair_sums, splat, store, totals, variable, vector, zero_sums)
 
+LOG2_E = 1.4426950408889634
+POWERS_OF_2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
+               2.402264791363012e-1, 6.931472028550421e-1, 1.0)  # a polynomial for 2 ** x, -0.5 <= x <= 0.5
 SMALLEST_NUMBER = 1e-21  # smaller ones count as zeros, so that their scale times a scale of weights keeps all digits
 
 
@@ -79,6 +82,15 @@ def even_first(context, x, n):
     return types.void(types.int64, types.int64), codegen
 
 
+def rounded(b: Any, values: Any) -> Any:
+    """float32 [32], rounded to the nearest bf16, ties to even: int32 [32], whose lower halves are zeros."""
+    bits = b.bitcast(values, vector(I32, GROUP))
+    even = b.and_(b.lshr(bits, splat(I32, GROUP, 16)), splat(I32, GROUP, 1))
+    near = b.add(bits, b.add(even, splat(I32, GROUP, 0x7FFF)))
+    near = b.select(b.fcmp_unordered("uno", values, values), splat(I32, GROUP, 0x7FC00000), near)
+    return b.and_(near, splat(I32, GROUP, -0x10000))
+
+
 @intrinsic
 def round_groups(context, x, n, step):
     """Rounds x float32 [n], n a multiple of 32, to the nearest bf16, ties to even.
@@ -88,21 +100,87 @@ def round_groups(context, x, n, step):
     def codegen(context, b, signature, args):
         def group(i: Any) -> None:
             here = at(b, args[0], (i, 4 * GROUP))
-            values = load(b, here, FLOAT, GROUP)
-            bits = b.bitcast(values, vector(I32, GROUP))
-            even = b.and_(b.lshr(bits, splat(I32, GROUP, 16)), splat(I32, GROUP, 1))
-            rounded = b.add(bits, b.add(even, splat(I32, GROUP, 0x7FFF)))
-            rounded = b.select(b.fcmp_unordered("uno", values, values), splat(I32, GROUP, 0x7FC00000), rounded)
+            bits = rounded(b, load(b, here, FLOAT, GROUP))
             if PAIRS:
-                place = at(b, args[0], (i, args[2]))
-                store(b, b.trunc(b.lshr(rounded, splat(I32, GROUP, 16)), vector(I16, GROUP)), place)
+                store(b, b.trunc(b.lshr(bits, splat(I32, GROUP, 16)), vector(I16, GROUP)), at(b, args[0], (i, args[2])))
             else:
-                store(b, b.and_(rounded, splat(I32, GROUP, -0x10000)), here)
+                store(b, bits, here)
 
         loop(b, b.sdiv(args[1], I64(GROUP)), group)
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen
+
+
+def write_exp(b: Any, x: Any) -> Any:
+    """e ** x for float32 x <= 0, to (4 + 0.8 |x|) 1e-7 of it, of a number or a vector.
+
+    2 ** whole from a float's bits, 2 ** fraction by a polynomial. Below -87, x counts as -87.
+    """
+    n = x.type.count if isinstance(x.type, ir.VectorType) else 0
+
+    def number(kind: Any, value: float) -> Any:
+        return splat(kind, n, value) if n else ir.Constant(kind, value)
+
+    name, ints = (f"v{n}f32", vector(I32, n)) if n else ("f32", I32)
+    x, least = (b.fmul(each, number(FLOAT, LOG2_E)) for each in (x, number(FLOAT, -87.0)))
+    x = b.select(b.fcmp_ordered("<", x, least), least, x)
+    whole = call(b, f"llvm.floor.{name}", x.type, b.fadd(x, number(FLOAT, 0.5)))
+    fraction, power = b.fsub(x, whole), number(FLOAT, POWERS_OF_2[0])
+    for factor in POWERS_OF_2[1:]:
+        power = call(b, f"llvm.fma.{name}", x.type, power, fraction, number(FLOAT, factor))
+    bits = b.shl(b.add(b.fptosi(whole, ints), number(I32, 127)), number(I32, 23))
+    return b.fmul(power, b.bitcast(bits, x.type))
+
+
+@intrinsic
+def exp_of(context, x):
+    """write_exp of a number."""
+    return types.float32(types.float32), lambda context, b, signature, args: write_exp(b, args[0])
+
+
+def softmax_row(rounds: bool) -> Any:
+    """An intrinsic: n numbers of x float32 become exp(x - largest), those up to a multiple of 32 zeros -> the sum.
+
+    With `rounds`, they are rounded to bf16 afterwards, as by round_groups with a step of 64.
+    """
+    @intrinsic
+    def exp_until(context, x, n, largest):
+        def codegen(context, b, signature, args):
+            x, n, largest = args
+            sums = zero_sums(b, [0], LANES)
+            lanes = ir.Constant(vector(I32, LANES), list(range(LANES)))
+
+            def sixteen(column: Any, masked: bool) -> Any:
+                score = load(b, at(b, x, (column, 4)), FLOAT, LANES)
+                value = write_exp(b, b.fsub(score, broadcast(b, largest, LANES)))
+                if masked:
+                    left = broadcast(b, b.trunc(b.sub(n, column), I32), LANES)
+                    value = b.select(b.icmp_signed("<", lanes, left), value, splat(FLOAT, LANES, 0.0))
+                b.store(b.fadd(b.load(sums[0]), value), sums[0])
+                return value
+
+            def group(i: Any, masked: bool = False) -> None:
+                column = b.mul(i, I64(GROUP))
+                halves = [sixteen(at(b, column, start), masked) for start in (0, LANES)]
+                if rounds and PAIRS:  # none of them is subnormal: the instruction would make it zero
+                    value = call(b, "llvm.x86.avx512bf16.cvtne2ps2bf16.512", vector(BFLOAT, GROUP), *halves[::-1])
+                    store(b, value, at(b, x, (i, 2 * GROUP)))
+                else:
+                    value = b.shuffle_vector(*halves, ir.Constant(vector(I32, GROUP), list(range(GROUP))))
+                    store(b, rounded(b, value) if rounds else value, at(b, x, (i, 4 * GROUP)))
+
+            whole = b.sdiv(n, I64(GROUP))
+            loop(b, whole, group)
+            with b.if_then(b.icmp_signed("<", b.mul(whole, I64(GROUP)), n)):
+                group(whole, True)
+            return b.extract_element(totals(b, [b.load(sums[0])]), I32(0))
+
+        return types.float32(types.int64, types.int64, types.float32), codegen
+    return exp_until
+
+
+exp_until, rounded_exp_until = map(softmax_row, (False, True))
 
 
 def signed_bytes(b: Any, values: Any) -> tuple[Any, Any]:
@@ -167,13 +245,6 @@ def pack_groups(context, x, n, out, stride, out16, stride16):
         return context.get_dummy_value()
 
     return types.void(*[types.int64] * 6), codegen
-
-
-@intrinsic
-def fused(context, x, y, z):
-    """x * y + z, rounded once."""
-    signature = types.float32(types.float32, types.float32, types.float32)
-    return signature, lambda context, b, signature, args: call(b, "llvm.fma.f32", FLOAT, *args)
 
 
 def array_of(context: Any, b: Any, kind: Any, address: Any, shape: Sequence[Any]) -> Any:

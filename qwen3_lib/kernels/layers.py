@@ -15,8 +15,9 @@ from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.cpu import LONG, PAIRS
 from qwen3_lib.kernels.crew import crew_of, items, pieces, wait
 from qwen3_lib.kernels.fields import compiled
-from qwen3_lib.kernels.intrinsics import (bits_of, bytes_at, call_at, dot, even_first, float_of, floats_at, fused,
-                                          half_from_float, pack_groups, round_groups, to_bytes, uint16s_at)
+from qwen3_lib.kernels.intrinsics import (bits_of, bytes_at, call_at, dot, even_first, exp_of, exp_until, float_of,
+                                          floats_at, half_from_float, pack_groups, round_groups, rounded_exp_until,
+                                          to_bytes, uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, GATE, GROUP, GROUP16_BYTES, GROUP_BYTES,
                                       IN_PARTS, KEYS, KV8, OUT, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, SPREAD,
                                       STRIP, TOGETHER, TRANSPOSED, UP, VALUES, VECTORS, WHOLE, WIDENED, K, Q, V,
@@ -26,22 +27,12 @@ from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, GATE, 
 
 
 up_to, unit_bytes, form_is_packed = compiled(padded), compiled(unit_size), compiled(is_packed)
-ONES = np.ones(BLOCK, np.float32)
 
 
 @compiled
 def exp(x):
-    """e ** x for x <= 0, to (4 + 0.8 |x|) 1e-7 of it: 2 ** whole from a float's bits, 2 ** fraction by a polynomial."""
-    x = (np.float32(-87.0) if x < -87 else x) * np.float32(1.4426950408889634)
-    whole = np.floor(x + np.float32(0.5))
-    f = x - whole
-    p = fused(np.float32(1.535336188319500e-4), f, np.float32(1.339887440266574e-3))
-    p = fused(p, f, np.float32(9.618437357674640e-3))
-    p = fused(p, f, np.float32(5.550332471162809e-2))
-    p = fused(p, f, np.float32(2.402264791363012e-1))
-    p = fused(p, f, np.float32(6.931472028550421e-1))
-    p = fused(p, f, np.float32(1.0))
-    return p * float_of((np.int32(whole) + np.int32(127)) << np.int32(23))
+    """e ** x for x <= 0, see write_exp."""
+    return exp_of(x)
 
 
 @compiled
@@ -98,9 +89,14 @@ def largest_of(x):
     """The largest number of x float32 [1 or more]. NaN counts as the largest, unless its sign is negative."""
     largest = np.int32(-2**31)
     for i in range(len(x)):  # integers, in the order of the numbers: their maximum is found many at a time
-        bits = bits_of(x[i])
-        largest = max(largest, bits ^ (bits >> np.int32(31) & np.int32(0x7FFFFFFF)))
-    return float_of(largest ^ (largest >> np.int32(31) & np.int32(0x7FFFFFFF)))
+        largest = max(largest, in_order(bits_of(x[i])))
+    return float_of(in_order(largest))
+
+
+@compiled
+def in_order(bits):
+    """The bits of a float32 as an int32 in the order of the numbers, and back."""
+    return np.int32(bits ^ (bits >> np.int32(31) & np.int32(0x7FFFFFFF)))
 
 
 @compiled
@@ -265,16 +261,6 @@ def store_kv(row, form, values):
 
 
 @compiled
-def exp_until(scores, n, largest):
-    """Makes the first n scores exp(score - largest), the others up to a multiple of 32 zeros -> the sum."""
-    seen = scores[:n]
-    for i in range(len(seen)):
-        seen[i] = exp(seen[i] - largest)
-    scores[n:up_to(n, GROUP)] = 0
-    return dot(scores.ctypes.data, ONES.ctypes.data, up_to(n, 16))
-
-
-@compiled
 def seen_by(token, seen):
     """How many positions of a block a token sees, see `attend`."""
     return min(max(seen + token, 0), BLOCK)
@@ -316,11 +302,11 @@ def attend(products, q, group, seen, keys, values, form, out, own):
             count = seen_by(r // group, seen)
             out[r, width] = largest_of(scores[r - start, :count]) if count > 0 else np.float32(0)
         for r in range(start, end):
-            out[r, width + 1] = exp_until(scores[r - start], seen_by(r // group, seen), out[r, width])
-        if form == ROUNDED:
-            for r in range(start, end):
-                count = seen_by(r // group, seen)
-                round_groups(scores[r - start].ctypes.data, up_to(count, GROUP), np.int64(2 * GROUP))
+            numbers, count, largest = scores[r - start].ctypes.data, seen_by(r // group, seen), out[r, width]
+            if form == ROUNDED:
+                out[r, width + 1] = rounded_exp_until(numbers, count, largest)
+            else:
+                out[r, width + 1] = exp_until(numbers, count, largest)
         call_at(weigh.address[end - start], (v, v_stride, least, p, p_stride, width, y, y_stride))
         for r in range(start, end):  # what later tokens see and the first one doesn't
             rest = seen_by(r // group, seen) - least

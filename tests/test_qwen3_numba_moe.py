@@ -125,7 +125,7 @@ def test_pairs_are_sorted_and_shared():
         for size in (5, 64, 100):
             for n_parts in (1, 2, 5, 64):
                 for first, end in zip(starts[:n], starts[1:n + 1]):
-                    parts = [kernels.expert_share(size, first, end, m * k, part, n_parts)
+                    parts = [kernels.expert_share(size, first, end, m * k, (part, part + 1), n_parts)
                              for part in range(n_parts) if end > first]
                     done = [row for start, stop in parts for row in range(start, stop)]
                     assert done == ([*range(size)] if end > first else [])

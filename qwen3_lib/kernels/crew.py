@@ -1,9 +1,10 @@
 """How the threads that run a kernel share its work, and how they wait. team.py has the threads.
 
 Work is cut into pieces, and each thread has a share of them. It takes its own pieces from the first one on, so its
-caches and pages stay; then the last ones of others, so nobody waits for a slow core, or a busy one. Threads wait for
-pieces and never for each other: a thread whose core was taken holds up the others only if it is in the midst of a
-piece. Later it finds all pieces taken, and catches up.
+caches and pages stay; then the last ones of others, so nobody waits for a slow core, or a busy one. It takes several
+at a time while many are left, and one at the end. Threads wait for pieces and never for each other: a thread whose
+core was taken holds up the others only if it is in the midst of a piece. Later it finds all pieces taken, and catches
+up.
 
 So whatever a thread reads outside of its pieces must be the same during the whole job: the number of pieces above all.
 """
@@ -22,7 +23,8 @@ from qwen3_lib.kernels.layout import ABANDONED, DONE, FEW, MEMBER_SIZE, MEMBERS,
 from qwen3_lib.kernels.vectors import I32, I64, call
 
 # Pieces for each thread, of few tokens and of many. Few tokens take 20 to 60 us a matrix, to begin a piece costs 0.5.
-PIECES, MANY_PIECES = 2, 8
+PIECES, MANY_PIECES = 2, 32
+TOGETHER = 4  # so many are taken at a time, at the end half of those that are left: then nobody waits for long
 # How often a waiting thread looks until it calls sched_yield: for 25 us on a Zen 5, longer than a piece of few tokens.
 # How often it calls that: for 0.1 ms. Then it sleeps for so many us in between: Linux moves another thread to this core
 # only while the core is without work, and only a thread that hasn't run for 0.5 ms.
@@ -87,7 +89,7 @@ def crew_of(record, rank):
 
 @compiled
 def taken(queue, number, n, own):
-    """Takes one of the n pieces of a thread: the first one, or not for oneself the last -> which; -1: none is left.
+    """Takes some of the n pieces of a thread: the first ones, or not for oneself the last -> (which, how many).
 
     A queue is an int64: the number of a work, then how many pieces are taken from the end, and from the start. One with
     a lower number is of a work that is over, and counts nothing.
@@ -95,13 +97,15 @@ def taken(queue, number, n, own):
     while True:
         word = loaded(queue)
         if word >> 32 > number:
-            return -1
+            return 0, 0
         counts = word & 0xFFFFFFFF if word >> 32 == number else 0
         first, last = counts & 0xFFFF, counts >> 16
-        if first + last >= n:
-            return -1
-        if exchanged(queue, word, number << 32 | counts + (1 if own else 0x10000)):
-            return first if own else n - 1 - last
+        left = n - first - last
+        if left <= 0:
+            return 0, 0
+        some = max(min(left // 2, TOGETHER), 1)
+        if exchanged(queue, word, number << 32 | counts + (some if own else some << 16)):
+            return first if own else n - last - some, some
 
 
 @compiled
@@ -127,12 +131,12 @@ def pieces(n, unit, n_tokens, crew):
         other = crew.rank + turn - (crew.n_threads if crew.rank + turn >= crew.n_threads else 0)
         before, end = count * other // crew.n_threads, count * (other + 1) // crew.n_threads
         while True:
-            i = taken(members + 8 * MEMBER_SIZE * other, number, end - before, turn == 0)
-            if i < 0:
+            i, some = taken(members + 8 * MEMBER_SIZE * other, number, end - before, turn == 0)
+            if some == 0:
                 break
             start = (before + i) * step
-            yield start, min(start + step, n)
-            mine[READY] += 1
+            yield start, min(start + some * step, n)
+            mine[READY] += some
         if exchanged(crew.shared + 8 * DONE, number + count - mine[READY], number + count):  # all others are done
             mine[READY] = 0
             break

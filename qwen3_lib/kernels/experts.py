@@ -58,7 +58,7 @@ def moe(crew, layer, job):
     for turn in range(turns):
         begin, stop = len(experts) * turn // turns, len(experts) * (turn + 1) // turns
         fetch(crew, layer, begin, stop, len(x), job)
-        for part in items(parts, crew):
+        for part in pieces(parts, np.int64(1), parts, crew):
             before, n_pairs = starts[begin], starts[stop] - starts[begin]
             for e in range(begin, stop):
                 first, end, w = starts[e], starts[e + 1], experts[e]
@@ -68,7 +68,7 @@ def moe(crew, layer, job):
                                 gathered[first:end], gathered_packed[first:end],
                                 (gate[first:end], up[first:end], gate_packed[first:end]), rows, own)
         wait(crew)
-        for part in items(parts, crew):
+        for part in pieces(parts, np.int64(1), parts, crew):
             before, n_pairs = starts[begin], starts[stop] - starts[begin]
             for e in range(begin, stop):
                 first, end = starts[e], starts[e + 1]
@@ -156,12 +156,12 @@ def gather(crew, n, form, job):
 
 @compiled
 def expert_share(n, first, end, n_pairs, part, parts):
-    """(start, end) of a part of the n rows, in whole blocks, of an expert with the pairs first to end - 1.
+    """(start, end) of the parts (from, to - 1) of the n rows, in whole blocks; the expert has pairs first to end - 1.
 
     The parts share the blocks of all experts one after the other, each block counted once for each of its pairs.
     """
     blocks, count = (n + PANEL - 1) // PANEL, end - first
     every, before = n_pairs * blocks, first * blocks
-    start = (every * part // parts - before + count - 1) // count
-    stop = (every * (part + 1) // parts - before + count - 1) // count
+    start = (every * part[0] // parts - before + count - 1) // count
+    stop = (every * part[1] // parts - before + count - 1) // count
     return min(n, min(max(start, 0), blocks) * PANEL), min(n, min(max(stop, 0), blocks) * PANEL)

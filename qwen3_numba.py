@@ -72,7 +72,7 @@ try:
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import team_of
     from qwen3_lib.kernels.ways import ways_for, ways_table
-    from qwen3_lib.kernels.weights import (Weights, after_layers, build_layers, bytes_in, choose_formats, formats_in,
+    from qwen3_lib.kernels.weights import (Weights, build_layers, bytes_in, choose_formats, formats_in, has_head,
                                            may_move, move_layer, mtp_head, stored_tensors, take_slots, touch_pages)
 except ImportError as error:
     if __name__ == "__main__":
@@ -97,9 +97,7 @@ def load_weights(source: Source, quantize: str | None = None, threads: int | Non
     BF16; one of fewer bits Q4_0, Q4_1 or Q5_1 where these hold its numbers, else the nearest INT8; GGUF's Q4_K, Q5_K
     and Q6_K stay as they are.
     """
-    saved, kind = source.saved, kind_for(source.kind)
-    source = kind.source(source)
-    config = source.config
+    saved, kind, config = source.saved, kind_for(source.kind), source.config
     if saved is not None and quantize not in (None, saved.format):
         raise InputError(f"{source.path}: this checkpoint is {saved.format}, so it can't be made {quantize}")
     shapes, stored = stored_tensors(source)
@@ -138,7 +136,7 @@ def load_weights(source: Source, quantize: str | None = None, threads: int | Non
     if format is None and not packs and not config.sparse_layers:
         touch_pages(mappings)
         may_move(weights, mappings)
-    if f"{after_layers(config)}fc.weight" in matrices:
+    if has_head(kind, config, matrices):
         weights = replace(weights, mtp=mtp_head(weights))
     if disk is not None and disk.fits:
         take_slots(weights, disk.for_experts, mappings)
@@ -194,8 +192,11 @@ STEPS = {"f16": 1024, "int8": 128}  # float16 is counted in steps of 2^-24; a nu
 
 
 def batch_of(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], caches: list[Any], rows: np.ndarray,
-             wanted: np.ndarray, new: Pass | None = None) -> NewTokens:
-    """x [m, hidden_size] at `rows`, ROW [m], of these caches; turned: rope_tables; the tokens `wanted` get logits."""
+             wanted: np.ndarray, new: Any = None) -> NewTokens:
+    """x [m, hidden_size] at `rows`, ROW [m], of these caches; turned: rope_tables; the tokens `wanted` get logits.
+
+    new: what Kind.new takes, a Pass or the streams of an MTP head.
+    """
     group = w.config.num_attention_heads // w.config.num_key_value_heads
     tasks, tiles = attention_tasks(rows["sequence"], rows["position"], group, w.kind.seen(w.config))
     shape = len(wanted), padded(int(w.layers.head[0].rows), PANEL)
@@ -211,12 +212,12 @@ def needed_functions(w: Weights, batch: NewTokens, n_queries: list[int]) -> np.n
     """The table of products for a batch whose tasks have so many queries."""
     m, head = len(batch.x), int(w.layers.head[0].form)
     needs = [*((form, m) for form in w.formats), *((head, len(batch.wanted)) for _ in batch.wanted[:1])]
-    needs += [(form, len(batch.last)) for form in formats_in(w.layers.reading[-1:]) for _ in batch.last[:1]]
+    needs += [(form, len(batch.wanted)) for form in formats_in(w.layers.reading[-1:]) for _ in batch.wanted[:1]]
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
         needs += any_number(form, m)
     form, group = int(batch.cache_rows[0].form), w.config.num_attention_heads // w.config.num_key_value_heads
     queries = tuple((form, n) for n in sorted({1, *n_queries, *[group] * len(w.layers.indexing)}))
-    queries += tuple((F32, int(each.heads)) for each in w.layers.indexing)
+    queries += tuple((F32, int(each.heads)) for each in w.layers.indexing if each.heads)
     return functions_for(tuple(needs), queries, w.ways)
 
 
@@ -281,8 +282,9 @@ def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
     new.advance()
     if caches[0].length > 1 and caches[0].dtype in STEPS and not w.looked:
         note_small_numbers(model, caches[0])
-    states = new.x if new.states else new.x[:0]
-    return logits, states if w.kind.normed else rms_norm(states, w.layers.norm, model.config.rms_norm_eps)
+    if w.kind.enter is not None:
+        return logits, batch.streams if new.states else batch.streams[:0]
+    return logits, rms_norm(new.x if new.states else new.x[:0], w.layers.norm, model.config.rms_norm_eps)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -292,11 +294,16 @@ def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: An
     ids, head, eps, n = np.asarray(token_ids), model.weights.mtp, model.config.rms_norm_eps, len(token_ids)
     rows = embed_tokens(model, ids)
     head.vocabulary.add(ids)
+    slots, caches = cache.reserve(n), [cache]
+    where = rope_tables(model.config, start + slots), caches, np.rec.fromarrays((0 * slots, slots), ROW)
+    if (enter := head.layer.kind.enter) is not None:
+        batch = batch_of(head.layer, np.zeros_like(rows), *where, np.arange(n - 1, n), enter(head, rows, states, eps))
+        logits = run_layers(head.layer, batch, caches)
+        cache.advance(ids)
+        return batch.streams, head.vocabulary.token(int(logits.argmax()))
     parts = zip((rows, states), head.norms)
     both = np.concatenate([rms_norm(part, norm, eps) for part, norm in parts], axis=1)
     size = np.sqrt(np.square(both).mean(axis=1, keepdims=True))  # by which the norm before fc divides
-    slots, caches = cache.reserve(n), [cache]
-    where = rope_tables(model.config, start + slots), caches, np.rec.fromarrays((0 * slots, slots), ROW)
     x = run_layers(head.fc, batch_of(head.fc, both, *where, np.arange(n)), caches) * size
     logits = run_layers(head.layer, batch_of(head.layer, x, *where, np.arange(n - 1, n)), caches)
     cache.advance(ids)
@@ -337,8 +344,7 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
                                 f"to {LARGEST_CACHED[dtype]}: try --kv-dtype bf16"} if dtype in LARGEST_CACHED else {}
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
         load = partial(load_weights, quantize=packing, threads=threads, activations=activations or "bf16")
-        kind = kind_for(source.kind)
-        return Engine(load, kind.cache(CACHES[cached]), run_pass, guess=None if kind.normed else guess, drafts=True,
+        return Engine(load, kind_for(source.kind).cache(CACHES[cached]), run_pass, guess=guess, drafts=True,
                       rows=lambda model, name, token_ids: matrix_rows(
                           model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow)
 

@@ -205,10 +205,10 @@ def test_states_of_another_shape_are_refused(name, change, model):
 
 # ---- The MTP head ----------------------------------------------------------------------------------------------------
 
-@pytest.fixture(scope="module")
-def drafting(tmp_path_factory):
-    return qwen3.load_model(make(FLASH | {"vocab_size": VOCABULARY, "mtp_num_hidden_layers": 1},
-                                 tmp_path_factory.mktemp("drafting")))
+@pytest.fixture(scope="module", params=ENGINES)
+def drafting(tmp_path_factory, request):
+    return ENGINES[request.param](make(FLASH | {"vocab_size": VOCABULARY, "mtp_num_hidden_layers": 1},
+                                       tmp_path_factory.mktemp("drafting")))
 
 
 def test_the_head_is_that_of_the_formulas(drafting):

@@ -12,9 +12,10 @@ import qwen3
 import qwen3_numba as fast
 import qwen4_exp
 from configs import FLASH
-from helpers import logits_of, random_ids
+from helpers import logits_of, random_ids, states_of
 from make_random_model import make_random_model
 from packed import FromPython
+from qwen3_5 import mtp_config
 from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
 from qwen3_lib.io.packed import save_quantized
@@ -57,15 +58,23 @@ def test_formats_err_little(quantize, kv_dtype, limit, tmp_path):
     assert distance(logits_of(model, ids), logits_of(qwen3.load_model(path), ids)) < limit
 
 
+def guessed(model, ids):
+    """The logits of tokens, the streams that an MTP head gives for them, and its guess."""
+    streams, head = states_of(model, ids[:-1]), model.engine.new_cache.plain(mtp_config(model.config))
+    return logits_of(model, ids), *map(np.array, model.engine.guess(model, streams, np.array(ids[1:]), head, 0))
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("quantize", ["int8", "int4"])
 def test_a_saved_folder(quantize, dtype, tmp_path):
-    """The same bits; the table is in the saved file as it was, and stays there."""
-    model, ids = fast.load_model(make({}, tmp_path / "m", dtype), quantize), random_ids(60)
+    """The same bits, of guesses, too; the table is in the saved file as it was, and stays there."""
+    path, ids = make({"mtp_num_hidden_layers": 1}, tmp_path / "m", dtype), random_ids(60)
+    model = fast.load_model(path, quantize)
     save_quantized(model, tmp_path / "saved", quantize)
     saved = fast.load_model(tmp_path / "saved")
-    assert np.array_equal(logits_of(saved, ids), logits_of(model, ids))
-    (parts, by), (expected, _) = saved.weights.tables[1], model.weights.tables[1]
+    for found, expected in zip(*(guessed(each, ids) for each in (saved, model))):
+        assert np.array_equal(found, expected)
+    parts, expected = saved.weights.tables[1].parts, model.weights.tables[1].parts
     assert [part.dtype for part in parts] == [part.dtype for part in expected]
     assert all(np.array_equal(part.data, other.data) and not part.data.flags.owndata
                for part, other in zip(parts, expected))
@@ -91,8 +100,9 @@ def test_the_fit_of_an_n_gram(size, sign):
 @pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
 @pytest.mark.parametrize("quantize", [None, "int4"])
 def test_batches_and_drafts_change_no_bit(quantize, kv_dtype, tmp_path):
-    """Alone, beside others, in slots that keep beginnings, with guesses by lookup and by a small model."""
-    path = make({"vocab_size": 4096}, tmp_path, "bfloat16")
+    """Alone, beside others, in slots that keep beginnings, with guesses by lookup, by a small model, and by the MTP
+    head."""
+    path = make({"vocab_size": 4096, "mtp_num_hidden_layers": 1}, tmp_path, "bfloat16")
     (path / "generation_config.json").write_text(json.dumps({"eos_token_id": 7}))
     model = fast.load_model(path, quantize, kv_dtype=kv_dtype)
     small = fast.load_model(path, "int4")
@@ -101,10 +111,10 @@ def test_batches_and_drafts_change_no_bit(quantize, kv_dtype, tmp_path):
     alone = [list(qwen3.generate(model, prompt, 12, **options)) for prompt in prompts]
     assert generate_batch(model, prompts, 12, **options) == alone
     for prompt, expected in zip(prompts, alone):
-        for guesses in ({"lookup": 4}, {"draft": small}):
+        for guesses in ({"lookup": 4}, {"draft": small}, {"draft": "auto"}):
             drafted = Completion(model, prompt, max_new_tokens=12, **guesses, **options).finish()
             assert drafted.token_ids == expected
-    assert drafted.speculator.guessed
+        assert drafted.speculator.mtp and drafted.speculator.guessed
     batch = Batch(model, 2, 300, kept=2**20)
     more = [*prompts, prompts[2] + alone[2], prompts[1]]
     answers = [batch.add(i, prompt, max_new_tokens=12, **options) for i, prompt in enumerate(more)]

@@ -173,7 +173,7 @@ class Speculator:
 
 
 def has_mtp_head(model: Model) -> bool:
-    return getattr(model.config, "mtp_num_hidden_layers", 0) > 0 and model.engine.guess is not None
+    return getattr(model.config, "mtp_num_hidden_layers", 0) > 0
 
 
 def speculator(model: Model, constrained: Constrained | None, lookup: int | None,

@@ -19,7 +19,7 @@ def attending(vectors: dict[str, np.ndarray], config: Any) -> dict[str, np.ndarr
 # Of models without streams: fields of Layers, and of NewTokens.
 NO_STREAMS = dict.fromkeys(("indexing", "reading", "stream_norms", "index_norms", "ngrams", "ngram_norms",
                             "ngram_conv"), np.empty(0))
-NO_NEW_STREAMS = dict.fromkeys(("streams", "which", "last", "found", "indices", "whole", "whole_cos", "whole_sin",
+NO_NEW_STREAMS = dict.fromkeys(("streams", "which", "found", "indices", "whole", "whole_cos", "whole_sin",
                                 "scores"), np.empty(0))
 
 

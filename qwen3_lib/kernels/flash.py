@@ -7,12 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from qwen3 import Source, rope_tables
+from qwen3 import linear, rms_norm, rope_tables
 from qwen3_5 import State
 from qwen4_exp import StreamCache, StreamConfig, look_up, tables_of
-from qwen3_lib.kernels import hybrid
+from qwen3_lib.kernels import dense, hybrid
 from qwen3_lib.kernels.kind import Kind, Widths
 from qwen3_lib.kernels.layout import BLOCK, INDEX, INDEXING, PANEL, WEIGHT, WHOLE_BLOCK, padded
+from qwen3_lib.kernels.packing import matrix_rows
 
 CONNECTIONS = "attn_hyper_connection", "mlp_hyper_connection"
 READING = "input_mix_weight_down", "input_mix_weight_up"
@@ -49,7 +50,8 @@ def stream_fields(vectors: dict[str, np.ndarray], config: StreamConfig) -> dict[
             stream_norms[i, half] = norm(f"layers.{i}.{name}.hc_norm").reshape(each)
     stream_norms[n, 0] = norm("hyper_connection_mixer.hc_norm").reshape(each)
     attending = [i for i in range(n) if i not in config.linear_layers]
-    index_norms = [[norm(f"layers.{i}.self_attn.indexer.{name}_layernorm") for name in "qk"] for i in attending]
+    index_norms = [[norm(f"layers.{i}.self_attn.indexer.{name}_layernorm") for name in "qk"]
+                   for i in attending if config.indexer_n_heads]
     ngram_norms = [[norm(f"layers.{i}.ple.norm_{name}").reshape(each) for name in ("key", "query", "conv")]
                    for i in config.ple_layers]
     ngram_conv = [vectors[f"model.layers.{i}.ple.conv1d.weight"][:, 0].T for i in config.ple_layers]
@@ -57,7 +59,7 @@ def stream_fields(vectors: dict[str, np.ndarray], config: StreamConfig) -> dict[
                        config.indexer_compress_ratio, config.ngram_size)], INDEXING)
     return found | {
         "indexing": sizes, "reading": np.zeros((n + 1, 2, 2), WEIGHT), "stream_norms": stream_norms,
-        "index_norms": np.array(index_norms, np.float32).reshape(len(attending), 2, -1),
+        "index_norms": np.array(index_norms, np.float32).reshape(len(attending), 2, config.indexer_head_dim),
         "ngrams": np.zeros((tables, 2), WEIGHT),
         "ngram_norms": np.array(ngram_norms, np.float32).reshape(tables, 3, *each),
         "ngram_conv": np.array(ngram_conv, np.float32).reshape(tables, config.ple_conv_kernel_size, each[0] * each[1])}
@@ -102,7 +104,7 @@ def stream_tables(weights: Any, caches: list[Any], counts: np.ndarray, new: Any)
     new.x[:] = 0
     most = max(cache.blocks.shape[1] for cache in caches)
     return hybrid.state_tables(weights, caches, counts, new) | {
-        "streams": streams, "which": np.arange(m), "last": np.arange(m) if new.states else new.wanted,
+        "streams": streams, "which": np.arange(m),
         "found": np.array([*rows.values()], np.float32).reshape(len(rows), m, -1 if rows else 0),
         "indices": np.array([(cache.index.ctypes.data, cache.blocks.ctypes.data, cache.index.shape[2],
                               cache.blocks.shape[1]) for cache in caches], INDEX),
@@ -110,13 +112,27 @@ def stream_tables(weights: Any, caches: list[Any], counts: np.ndarray, new: Any)
         "scores": np.empty((weights.team.n_threads, most + config.indexer_n_heads * BLOCK), np.float32)}
 
 
-def without_head(source: Source) -> Source:
-    """Its tensors but for those of the MTP head, which guesses in the NumPy engine only."""
-    config: Any = source.config
-    n = config.num_hidden_layers
-    return replace(source, tensors={name: tensor for name, tensor in source.tensors.items()
-                                    if not name.startswith(f"model.layers.{n}.")},
-                   config=replace(config, mtp_num_hidden_layers=0, sparse_layers=tuple(range(n))))
+def head_config(config: StreamConfig) -> StreamConfig:
+    """Of an MTP head, which attends to all, and so has no index; nor has it an n-gram table."""
+    return replace(config, ple_layers=(), indexer_n_heads=0, indexer_head_dim=0, indexer_budget=2**40,
+                   indexer_compress_ratio=1)
+
+
+def streams_of_head(head: Any, rows: np.ndarray, states: np.ndarray, eps: float) -> np.ndarray:
+    """What the layer of an MTP head reads [n, hc_count * hidden_size]: see qwen4_exp.guess. Few tokens: by NumPy."""
+    following, before = (rms_norm(part, norm, eps) for part, norm in zip((rows, states), head.norms))
+    embedding, hidden = (linear(part, matrix_rows(w, np.arange(len(norm)))) for part, w, norm in zip(
+        (following, before.reshape(-1, rows.shape[1])), head.fc, (head.norms[0],) * 2))
+    streams = hidden.reshape(len(rows), -1, rows.shape[1]) + embedding[:, None]
+    return np.ascontiguousarray(streams.reshape(len(rows), -1))
+
+
+def head_tables(weights: Any, caches: list[Any], counts: np.ndarray, streams: np.ndarray) -> dict[str, np.ndarray]:
+    """stream_tables of an MTP head, of streams_of_head."""
+    m = len(streams)
+    return dense.no_states(weights, caches, counts, streams) | {
+        "streams": streams, "which": np.arange(m), "found": np.empty((0, m, 0), np.float32),
+        "indices": np.zeros(len(caches), INDEX), "scores": np.empty((weights.team.n_threads, 1), np.float32)}
 
 
 def all_widths(config: StreamConfig) -> Widths:
@@ -128,11 +144,12 @@ def all_widths(config: StreamConfig) -> Widths:
     low = padded(config.hc_lowrank + config.hc_count, PANEL)
     return plain._replace(mixed=max(plain.mixed, streams, config.ple_embed_dim), projected=max(attending, ngrams, low),
                           shared=max(plain.shared, config.hc_lowrank), streams=config.hc_count, index=index,
-                          blocks=most_blocks(config))
+                          blocks=most_blocks(config) if config.indexer_n_heads else 0)
 
 
 KIND = Kind(mixers=("streams.read_mixed", "sparse.attend_chosen", "delta.mix_states"), matrices=hybrid.KIND.matrices,
             fields=stream_fields, widths=all_widths, cache=with_streams, new=stream_tables, joined=JOINS,
             norm_offset=1.0, finish="streams.finish_streams", last="streams.output_streams", more=more_matrices,
             seen=lambda config: config.indexer_budget + config.indexer_compress_ratio - 1,
-            normed=True, source=without_head, tables=tables_of)
+            fc=("fc_embedding", "fc_hidden"), head=head_config, new_of_head=head_tables,
+            enter=streams_of_head, tables=tables_of)

@@ -38,8 +38,10 @@ class Kind(NamedTuple):
     # Further matrices by name: the field of Layers, and the index there.
     more: Callable[[Config], dict[str, tuple[str, tuple[int, ...]]]] = lambda config: {}
     seen: Callable[[Config], int] = lambda config: sys.maxsize  # up to so many positions, a token sees all
-    normed: bool = False  # whether x is past the last norm after a pass, so that no MTP head can read it
-    source: Callable[[Source], Source] = lambda source: source  # what is loaded of a Source
+    fc: tuple[str, ...] = ("fc",)  # an MTP head's matrices of embeddings and hidden states
+    head: Callable[[Any], Any] = lambda config: config  # of its config, as a model of one layer
+    new_of_head: Any = None  # `new` of it, from streams in place of a Pass
+    enter: Any = None  # the streams of an MTP head; see flash.streams_of_head, and MTPHead for a head without streams
     tables: Callable[[Source], Any] = lambda source: None  # of n-grams, which stay in their files
 
 

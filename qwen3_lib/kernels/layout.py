@@ -234,7 +234,6 @@ class NewTokens(NamedTuple):
     states: of(STATE, 3)  # [n_sequences, layers with a state, 2]: before the pass and after it; then the n-gram layers
     streams: of(np.float32, 2)  # [m, streams * hidden_size], in place of x, which is what a layer adds; or [0]
     which: of(np.int64, 1)  # [m], all rows of x
-    last: of(np.int64, 1)  # the rows of streams that are read after the last layer
     found: of(np.float32, 3)  # [n-gram layers, m, numbers of the table for a token]
     indices: of(INDEX, 1)  # [n_sequences]
     whole: of(WHOLE_BLOCK, 1)

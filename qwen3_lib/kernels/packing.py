@@ -18,7 +18,8 @@ from qwen3_lib.io.errors import InputError
 
 STORED = {"F64": F32, "F32": F32, "BF16": BF16, "F16": F16}  # by their names in safetensors
 PACKED = {"int8": INT8, "int4": INT4}
-UNPACKED = (".mlp.gate.weight", ".in_proj_ba.weight")  # the router, and a delta net's factors: they keep all digits
+# The router, a delta net's factors, and a part of an MTP head that NumPy computes: they keep all digits.
+UNPACKED = (".mlp.gate.weight", ".in_proj_ba.weight", ".fc_embedding.weight", ".fc_hidden.weight")
 MORE_BITS = {"fc": INT8, "v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "lm_head": INT5,
              "input_mix_weight_down": INT8, "input_mix_weight_up": INT8}  # in an int4 model
 # By the bits of a published packed matrix: the formats that may hold its very numbers, and the one if none does.

@@ -56,20 +56,16 @@ def finish_streams(record, rank, layer):
 
 @compiled
 def output_streams(record, rank, layer):
-    """The streams' last reading of the rows `last`, which x has then; the lm_head of the rows `wanted` -> logits."""
+    """The streams' last reading, and the lm_head, of the rows `wanted` -> logits."""
     crew, job = crew_of(record, rank), fields.table(record)
-    x, h, packed, last = fields.x(job), fields.h(job), fields.packed(job), fields.last(job)
-    head, wanted = fields.head(job)[0], fields.wanted(job)
-    if len(last) == 0:
+    h, packed, d, head = fields.h(job), fields.packed(job), fields.x(job).shape[1], fields.head(job)[0]
+    wanted = fields.wanted(job)
+    if len(wanted) == 0:
         return
-    read_streams(crew, last, layer, BEFORE_MIXER, job)
-    wait(crew)
-    for i in items(len(last), crew):
-        copy(h[i, :x.shape[1]], x[last[i]])
+    read_streams(crew, wanted, layer, BEFORE_MIXER, job)
     wait(crew)
     for i in items(len(wanted), crew):
-        copy(x[wanted[i]], h[i])
-        ready(h[i], x.shape[1], head.form, packed[i], np.int64(0), x.shape[1])
+        ready(h[i], d, head.form, packed[i], np.int64(0), d)
     wait(crew)
     project(crew, head, h[:len(wanted)], packed[:len(wanted)], fields.logits(job), np.int64(0), job)
     wait(crew)

@@ -32,17 +32,18 @@ from qwen3_lib.kernels.ways import Ways
 
 
 class MTPHead(NamedTuple):
-    """The MTP head of a Qwen3.5: see qwen3_5.guess."""
-    fc: Weights  # a model without layers, whose lm_head is fc
+    """The MTP head of a Qwen3.5: see qwen3_5.guess; or one with streams: see qwen4_exp.guess."""
+    fc: Any  # a model without layers, Weights, whose lm_head is fc; with streams, WEIGHT [1] of each of Kind.fc
     layer: Weights  # a model of one layer
     norms: list[np.ndarray]  # of the embedding and of the hidden states
     vocabulary: Vocabulary
 
     def addresses(self) -> np.ndarray:
         """Where its matrices are, but for the rows of the vocabulary."""
-        layers = self.layer.layers
+        layers, entered = self.layer.layers, self.layer.kind.enter is not None
         return np.concatenate([array["address"].reshape(-1) for array in (
-            layers.matrices, layers.routers, layers.experts, self.fc.layers.head)])
+            layers.matrices, layers.routers, layers.experts, *(
+                (layers.reading, *self.fc) if entered else [self.fc.layers.head]))])
 
 
 @dataclass
@@ -196,15 +197,30 @@ def after_layers(config: Config) -> str:
     return f"model.layers.{config.num_hidden_layers}."
 
 
+def has_head(kind: Kind, config: Config, names: Iterable[str]) -> bool:
+    """Whether there is an MTP head among tensors of these names."""
+    return f"{after_layers(config)}{kind.fc[0]}.weight" in names
+
+
+def name_in_files(start: str, name: str) -> str:
+    """Of a tensor of an MTP head, which is a model of one layer, where its names begin with `start` in the files."""
+    return name.replace("model.layers.0.", start).replace("model.hyper", f"{start}hyper")
+
+
 def mtp_head(w: Weights) -> MTPHead:
     """The MTP head, stored after the layers, as models of their own."""
-    config, start = mtp_config(w.config), after_layers(w.config)
-    matrices, vectors = ({name.replace(start, "model.layers.0."): each for name, each in some.items()}
-                         for some in (w.matrices, w.vectors))
+    config, start = w.kind.head(mtp_config(w.config)), after_layers(w.config)
+    ours = {name_in_files(start, name): name for name in (*matrix_slots(w.kind, config, 0), *w.kind.more(config))}
+    matrices = w.matrices | {name: w.matrices[there] for there, name in ours.items()}
+    vectors = {("model." if "mixer" in name else "model.layers.0.") + name.removeprefix(start): vector
+               for name, vector in w.vectors.items() if name.startswith(start)}
     vocabulary = Vocabulary(w.head)
-    norms = [1 + w.vectors[f"{start}{name}.weight"] for name in MTP_NORMS]
-    layers = build_layers(w.kind, config, matrices, vectors)._replace(head=vocabulary.matrix, norm=norms[2])
+    norms = [1 + w.vectors[name] for name in (f"{start}{part}.weight" for part in MTP_NORMS) if name in w.vectors]
+    layers = build_layers(w.kind, config, matrices, vectors)._replace(head=vocabulary.matrix, norm=norms[-1])
     layer = replace(w, config=config, layers=layers, spaces={}, logits=Reused())
+    if w.kind.enter is not None:
+        layer.kind = w.kind._replace(new=w.kind.new_of_head)
+        return MTPHead([w.matrices[f"{start}{name}.weight"] for name in w.kind.fc], layer, norms, vocabulary)
     alone = layers._replace(head=w.matrices[f"{start}fc.weight"], places=layers.places[:0], eps=np.zeros(1),
                             norm=np.ones(2 * config.hidden_size, np.float32))
     return MTPHead(replace(layer, layers=alone), layer, norms[:2], vocabulary)
@@ -239,8 +255,10 @@ def choose_formats(kind: Kind, config: Config, stored: dict[str, Any],
     """Name -> its formats, see forms_of, of all matrices in the order in which kernels read them."""
     names = [[name] for name in ("model.embed_tokens.weight", "lm_head.weight") if name in stored]
     names += [[*matrix_slots(kind, config, i)] for i in range(config.num_hidden_layers)] + [[*kind.more(config)]]
-    if (fc := f"{after_layers(config)}fc.weight") in stored:
-        names += [[*matrix_slots(kind, config, config.num_hidden_layers)], [fc]]
+    if has_head(kind, config, stored):
+        start, more = after_layers(config), kind.more(kind.head(mtp_config(config)))
+        names += [[*matrix_slots(kind, config, config.num_hidden_layers)],
+                  [name_in_files(start, name) for name in more], [f"{start}{name}.weight" for name in kind.fc]]
     forms = {name: forms_of(name, stored[name], format) for some in names for name in some}
     for together in itertools.chain.from_iterable(map(after_norms, names)):
         if len({forms[name][-1] for name in together if not is_packed(forms[name][-1])}) > 1:

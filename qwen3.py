@@ -820,7 +820,7 @@ def rope_of(raw: dict[str, Any]) -> dict[str, Any]:
 
 def unsupported(key: str, value: Any, *only: Any) -> str:
     """The error text for a value in config.json that this program can't compute; `only` are the values that it can."""
-    files = ("qwen3_5.py", "qwen4_exp.py", "qwen3_vision.py", "qwen3_asr.py", "qwen3_lib")
+    files = ("qwen3_5.py", "qwen4_exp.py", "qwen3_vision.py", "qwen3_asr.py", "qwen3_tts.py", "qwen3_lib")
     absent = [name for name in files if not (HERE / name).exists()]
     more = f"other models need {', '.join(absent)} beside qwen3.py" if absent else "transformers computes it"
     return f"{key} = {brief(repr(value), 80)} is not supported, only {', '.join(map(repr, only))}; {more}"

@@ -12,6 +12,7 @@ import pytest
 import qwen3
 from configs import ROOT, VOICES
 from helpers import assert_one_line, run_main
+from qwen3_lib.app import talk
 from qwen3_lib.app.talk import main
 from qwen3_lib.io.sounds import open_sound
 from qwen3_tts import speak
@@ -69,6 +70,15 @@ def test_a_piped_text_is_spoken_sentence_by_sentence(path, tmp_path):
     assert process.returncode == 0 and np.array_equal(np.frombuffer(rest, "<i2"), expected[1:]), said
 
 
+def test_a_long_sound_is_not_kept_in_memory(path, tmp_path, capfd, monkeypatch):
+    kept = []
+    monkeypatch.setattr(talk, "in_16_bits", lambda piece: kept.append(len(speech[0].pieces)) or as_numbers(piece))
+    speech, made = [], talk.speak
+    monkeypatch.setattr(talk, "speak", lambda *args, **given: speech.append(made(*args, **given)) or speech[0])
+    run_main(capfd, "--model", path, "--out", tmp_path / "a.wav", stdin=b"Yes. No. " * 20, main=main)
+    assert len(kept) > 40 and max(kept) <= 1
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="a player that is a script")
 @pytest.mark.parametrize("program", ["aplay", "afplay"])
 def test_a_sound_is_played_on_a_terminal(path, samples, tmp_path, program):
@@ -80,6 +90,17 @@ def test_a_sound_is_played_on_a_terminal(path, samples, tmp_path, program):
     done = on_a_terminal(path, {"PATH": str(tmp_path / "bin")})
     found = np.concatenate([*open_sound(str(taken), 24_000).blocks])
     assert done.returncode == 0 and np.abs(found - samples).max() < 1e-4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="a player that is a script")
+@pytest.mark.parametrize("program", ["aplay", "afplay"])
+def test_a_player_that_fails(path, tmp_path, program):
+    player = tmp_path / program
+    player.write_text("#!/bin/sh\nexit 1\n")
+    player.chmod(0o755)
+    done = on_a_terminal(path, {"PATH": str(tmp_path)})
+    assert done.returncode == 1
+    assert_one_line(done.stderr.decode(), f"{program} could not play", "--out speech.wav")
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="it has a player")
@@ -134,14 +155,17 @@ def test_a_full_disk_and_a_reader_that_leaves(path, capfd):
 
 def test_three_files_alone(path, samples, tmp_path):
     """qwen3_tts.py beside qwen3.py and tokenizer_utils.py: the sound that the library gives."""
-    for name in ("qwen3_tts.py", "qwen3.py", "tokenizer_utils.py"):
-        shutil.copy(ROOT / name, tmp_path)
-
-    def run(*arguments):
-        done = subprocess.run([sys.executable, "qwen3_tts.py", *arguments], cwd=tmp_path, text=True, timeout=60,
+    def run(*arguments, program="qwen3_tts.py"):
+        done = subprocess.run([sys.executable, program, *arguments], cwd=tmp_path, text=True, timeout=60,
                               stdin=subprocess.DEVNULL, capture_output=True)
         return done.returncode, done.stdout, done.stderr
 
+    shutil.copy(ROOT / "tokenizer_utils.py", tmp_path)
+    for name, words in (("qwen3.py", "need qwen3_5.py"), ("qwen3_tts.py", "use qwen3_tts.py")):
+        shutil.copy(ROOT / name, tmp_path)
+        status, _, err = run("--model", path, TEXT, program="qwen3.py")
+        assert status == 1
+        assert_one_line(err, words, "qwen3_tts.py")
     assert run("--model", path, "Good", "morning.", *SEED, "--out", "a.wav") == (0, "", "")
     assert np.array_equal(numbers_in(tmp_path / "a.wav"), as_numbers(samples))
     for arguments, words in (((path, "--voice", "nobody"), "none of serena"), ((ROOT / "demo",), "can't speak"),

@@ -85,18 +85,35 @@ def player() -> str:
 
 
 def play(pieces: Iterator[np.ndarray], speech: Speech, program: str) -> int:
-    """Plays a sound, by aplay as it comes -> how many samples."""
+    """Plays a sound, by aplay as it comes -> how many samples. Raises InputError if it can't be played."""
+    n, status = 0, 0
     if program == "aplay":
         with subprocess.Popen([program, "-q", "-"], stdin=subprocess.PIPE, bufsize=0) as process:
-            return write_wav(process.stdin, pieces, speech.rate)
-    with tempfile.TemporaryDirectory() as folder:
-        speech.save(file := Path(folder) / "speech.wav")
-        if program == "winsound":
-            import winsound
-            winsound.PlaySound(str(file), winsound.SND_FILENAME)  # type: ignore[attr-defined]
-        else:
-            subprocess.run([program, file], check=False)
-    return len(speech.samples)
+            try:
+                n = write_wav(process.stdin, pieces, speech.rate)
+            except InputError as error:
+                if not isinstance(error.__cause__, BrokenPipeError):  # else it has ended, and its status tells
+                    raise
+        status = process.returncode
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            speech.save(file := Path(folder) / "speech.wav")
+            n = len(speech.samples)
+            if program == "winsound":
+                import winsound
+                winsound.PlaySound(str(file), winsound.SND_FILENAME)  # type: ignore[attr-defined]
+            else:
+                status = subprocess.run([program, file], check=False).returncode
+    if status:
+        raise InputError(f"{program} could not play the sound; write a file: --out speech.wav")
+    return n
+
+
+def as_they_come(speech: Speech) -> Iterator[np.ndarray]:
+    """The pieces of a speech, which doesn't keep them: it may be as long as a book."""
+    for piece in speech:
+        speech.pieces.clear()
+        yield piece
 
 
 # ---- What to say -----------------------------------------------------------------------------------------------------
@@ -118,7 +135,7 @@ def say(args: argparse.Namespace) -> int:
         return 0
     options = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in OPTIONS}
     speech = speak(model, " ".join(args.text) if args.text else piped(), clone=args.clone, **options)
-    pieces = itertools.chain([next(speech)], speech)  # what is wrong is told before a file is opened
+    pieces = itertools.chain([next(speech)], as_they_come(speech))  # what is wrong is told before a file is opened
     if program:
         n = play(pieces, speech, program)
     elif args.out in (None, "-"):

@@ -420,12 +420,16 @@ def speech(bench: Bench, length: int = 30, tokens: int = 100) -> list[str]:
         bench.open(name, open_ear)
     bench.each("parts", parts_seconds, 16_000 * length, tokens)
     rows = {name: np.median(bench.values[name, "parts"], axis=0) for name in bench.workers}
-    shares = [bench.workers[name](OurEar.convolutions) for name in bench.workers if not name.startswith("torch")]
+    ours = [name for name in bench.workers if not name.startswith("torch")]
+    shares = [bench.workers[name](OurEar.convolutions) for name in ours]
+    steps = [(name, bench.workers[name](OurEar.live_steps)) for name in ours]
     return [f"{length} s of sound, {tokens} tokens:", "",
             *engines_table([*(f"{part}, s" for part in PARTS), "real-time factor"], {
                 name: [f"{value:.2f}" for value in row] + [f"{row.sum() / length:.3f}"]
                 for name, row in rows.items()}), "",
-            f"Our convolutions run at {max(shares, default=NAN):.2f} of the speed of a plain product."]
+            f"Our convolutions run at {max(shares, default=NAN):.2f} of the speed of a plain product.", "",
+            *(f"A step of --live, {name}: {np.median(times):.2f} s, the longest {max(times):.2f} s." for name, times in
+              steps)]
 
 
 def open_ear(name: str, path: Path, _: Path, threads: int, repack: bool) -> "OurEar | TheirEar":
@@ -454,7 +458,7 @@ class OurEar:
         import qwen3_asr
         from qwen3_lib.io.cores import in_threads
         model, cache = self.model, self.model.engine.new_cache(self.model.config)
-        self.heard.known.clear()  # of an earlier round
+        self.forget()
         qwen3_asr.log_mel(samples)
         yield
         sound = self.heard.hear(samples, in_threads)  # makes the log-mel again
@@ -464,6 +468,27 @@ class OurEar:
         for i in range(n_tokens):
             qwen3.forward(model, [i], cache)
         yield
+
+    def forget(self) -> None:
+        """Forgets the windows and chunks of an earlier round."""
+        self.heard.known.clear()
+        vars(self.heard).pop("embed", None)
+
+    def live_steps(self) -> list[float]:
+        """The seconds of each step of --live in a part of 24 s, or of what fits into the context, with 3.5 tokens of
+        text a second."""
+        from qwen3_lib.generation.completion import Completion
+        from qwen3_lib.io.cores import in_threads
+        samples = 0.1 * np.random.default_rng(0).standard_normal(16_000 * 24, np.float32)
+        samples[0], cache, times = 1, self.model.engine.new_cache(self.model.config), list[float]()  # the loudest
+        self.forget()
+        for end in range(2, min(24, (self.model.config.context_length - 40) // 17) + 1, 2):
+            began, settled = time.perf_counter(), max(0, int(3.5 * (end - 2)) - 5)
+            sound = self.heard.hear(samples[:16_000 * end], in_threads)
+            ids = [*range(1, 10), *sound.ids.tolist(), *range(10, 16 + settled)]
+            Completion(self.model, ids, cache, max_new_tokens=12, temperature=0, eos_token_ids=()).finish()
+            times.append(time.perf_counter() - began)
+        return times
 
     def convolutions(self) -> float:
         """Their operations per second, as a part of those of a plain product."""

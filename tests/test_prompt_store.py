@@ -6,7 +6,6 @@ import random
 import signal
 import stat
 import tempfile
-import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -378,12 +377,10 @@ def test_two_processes_share_a_folder(load, tmp_path):
     asked(first, talk(600))
     assert asked(second, talk(600)).cached_tokens == 0
     first.save()
-    time.sleep(0.02)
     longer = asked(second, [*talk(600), 9], 30)
     assert longer.cached_tokens == 600  # its own slot's
     asked(first, words(20, 3))
     second.save()
-    time.sleep(0.02)
     assert asked(first, [*talk(600), 9, *longer.token_ids, 8]).cached_tokens == 630
 
 
@@ -465,6 +462,9 @@ def test_the_command_line_finds_its_prompts_again(capfd, tmp_path):
     assert "Rome" in other["text"]
     assert_cli_refuses(capfd, [*options[1:], "--keep-on-disk", tmp_path / "none" / "\0"], "null")
     assert "--keep-on-disk" in run_main(capfd, "--prompt-cache", "x", FRANCE)[2]
+    for wrong, said in (("", "the name of a folder"), (":5GB", "the name of a folder"), ("{}:-3GB", "size"),
+                        ("{}:3XB", "size"), ("{}:0.5.5", "size")):
+        assert_cli_refuses(capfd, ["--keep-on-disk", wrong.format(tmp_path / "kept"), FRANCE], "--keep-on-disk", said)
 
 
 def test_a_chat_finds_its_conversation_again(capfd, tmp_path):

@@ -130,7 +130,6 @@ def add_draft(add: Callable[..., Any], models: bool = False) -> None:
 
 
 UNITS = {"": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
-SIZE = r"([0-9]+(?:\.[0-9]+)?) ?([kmg]i?b|)"
 ON_DISK = "20GB"
 
 
@@ -138,7 +137,7 @@ def checked_size(name: str, text: str | None) -> int | None:
     """The bytes in "4GB", "500 MB" or "2GiB", given for the option `name`; None for None. Raises InputError."""
     if text is None:
         return None
-    found = re.fullmatch(SIZE, text.strip().lower())
+    found = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?) ?([kmg]i?b|)", text.strip().lower())
     if found is None:
         raise InputError(f"{name} must be a size such as 4GB or 500MB, not {brief(repr(text))}")
     return int(float(found[1]) * UNITS[found[2]])
@@ -154,10 +153,11 @@ def prompt_store(args: argparse.Namespace, model: Model) -> PromptStore | None:
     """That of --keep-on-disk. Raises InputError for a folder that can't be written."""
     if (given := args.keep_on_disk) is None:
         return None
-    folder, _, size = given.rpartition(":")
-    if not folder or not re.fullmatch(SIZE, size.strip().lower()):
-        folder, size = given, ON_DISK
-    return PromptStore(model, os.path.expanduser(folder), checked_size("--keep-on-disk", size) or 0)
+    folder, colon, size = given.rpartition(":")
+    folder, size = (folder, size) if colon and re.match(r"\W*\d", size) else (given, ON_DISK)
+    if not folder:
+        raise InputError("--keep-on-disk needs the name of a folder")
+    return PromptStore(model, os.path.expanduser(folder), checked_size("the size of --keep-on-disk", size) or 0)
 
 
 def add_sampling(add: Callable[..., Any]) -> None:

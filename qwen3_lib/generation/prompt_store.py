@@ -32,6 +32,7 @@ from qwen3_lib.io.writing import SAFETENSORS_DTYPES, check_place, header_of, wri
 LAYOUT = "qwen3 prompts 1"  # of the files; another one is never found
 BLOCK = 256  # positions of a file
 WORTH_LOADING = 16  # so many positions pay for reading a file
+RECENT = 10**8  # nanoseconds: a folder that changed so recently may change again in the same tick of its file system
 HEADER = 2**10  # bytes that a file's header has at most
 NAME = re.compile(r"[0-9a-f]{40}-([0-9]{1,9})\.(rows|state)(\.\w+\.tmp)?")  # hash, position, what; .tmp: half written
 OUR_DTYPES = {short: np.dtype(name) for name, short in SAFETENSORS_DTYPES.items()}
@@ -108,7 +109,7 @@ class PromptStore:
             if (changed := os.stat(self.folder).st_mtime_ns) != self.seen:
                 found = [match for name in os.listdir(self.folder) if (match := NAME.fullmatch(name)) and not match[3]]
                 self.names, self.stops = {match[0] for match in found}, sorted({int(match[1]) for match in found})
-                self.seen = changed
+                self.seen = changed if time.time_ns() - changed > RECENT else 0
 
     def find(self, token_ids: np.ndarray, salt: str = "") -> tuple[int, list[str]]:
         """The longest known prefix of tokens [n] -> (its length, its files), which count as used now."""

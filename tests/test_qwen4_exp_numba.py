@@ -58,6 +58,25 @@ def test_formats_err_little(quantize, kv_dtype, limit, tmp_path):
     assert distance(logits_of(model, ids), logits_of(qwen3.load_model(path), ids)) < limit
 
 
+def test_an_interruption_changes_nothing(tmp_path, monkeypatch):
+    model = fast.load_model(make({}, tmp_path))
+    ids, cache, run = random_ids(600, 1, 300), model.engine.new_cache(model.config), type(model.weights.team).run
+    qwen3.forward(model, ids[:22], cache)
+
+    def interrupted(team, kernel, record, *kept):
+        run(team, kernel, record, *kept)
+        if record[0].first == 1:  # before the third layer
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(fast, "PASS", 256)
+    monkeypatch.setattr(type(model.weights.team), "run", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        qwen3.forward(model, ids[22:], cache)
+    monkeypatch.undo()
+    assert cache.length == 22
+    assert np.array_equal(qwen3.forward(model, ids[22:], cache), logits_of(model, ids)[-1])
+
+
 def guessed(model, ids):
     """The logits of tokens, the streams that an MTP head gives for them, and its guess."""
     streams, head = states_of(model, ids[:-1]), model.engine.new_cache.plain(mtp_config(model.config))

@@ -2,15 +2,17 @@
 import os
 import pty
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import wave
 
 import numpy as np
 import pytest
 
 import qwen3
-from configs import ROOT, VOICES
+from configs import ROOT, VOICES, tts_config
 from helpers import assert_one_line, run_main
 from qwen3_lib.app import talk
 from qwen3_lib.app.talk import main
@@ -122,6 +124,28 @@ def on_a_terminal(path, variables) -> subprocess.CompletedProcess:
 
 def test_the_names_of_voices(path, capfd):
     assert run_main(capfd, "--model", path, "--voices", main=main) == (0, "".join(f"{name}\n" for name in VOICES), "")
+
+
+def test_a_model_without_names_of_voices(tmp_path, capfd):
+    path = make_talking(tmp_path / "design", tts_config("1.7B", "voice_design"))
+    status, out, err = run_main(capfd, "--model", path, "--voices", main=main)
+    assert (status, out) == (1, "")
+    assert_one_line(err, "--describe")
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="signals")
+def test_ctrl_c_keeps_what_was_spoken(path, tmp_path):
+    file = tmp_path / "a.wav"
+    process = subprocess.Popen([sys.executable, ROOT / "qwen3_tts.py", "--model", path, *SEED, "--out", file],
+                               stdin=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0)
+    process.stdin.write(f"{TEXT}\nAnd".encode())
+    expected = as_numbers(speak(qwen3.load_model(path), [f"{TEXT} "], seed=4).samples)
+    while not file.exists() or file.stat().st_size < 44 + 2 * len(expected):
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(60) == 130
+    assert_one_line(process.stderr.read().decode(), "interrupted")
+    assert np.array_equal(numbers_in(file), expected)
 
 
 @pytest.mark.parametrize("arguments, words", [

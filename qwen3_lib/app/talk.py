@@ -131,7 +131,9 @@ def say(args: argparse.Namespace) -> int:
     program = player() if args.out is None and sys.stdout.isatty() and not args.voices else ""
     model = load_main(args)
     if args.voices:
-        write("".join(f"{name}\n" for name in voices_of(model).names))
+        if not (names := voices_of(model).names):
+            raise InputError(f"{model.path}: this model has no voices with names: give --describe or --clone")
+        write("".join(f"{name}\n" for name in names))
         return 0
     options = {name.replace("-", "_"): getattr(args, name.replace("-", "_")) for name in OPTIONS}
     speech = speak(model, " ".join(args.text) if args.text else piped(), clone=args.clone, **options)

@@ -335,7 +335,7 @@ def read_terminal(master: int) -> bytes:
     *(((option, *value), 2, f"--live does not go with {option}") for option, value in {
         "--json": (), "--words": (), "--timestamps": (), "--overwrite": (), "--format": ("srt",), "--out": ("a.txt",),
         "--aligner": ("x",)}.items()),
-    (("a.wav",), 2, "--live does not go with --sounds"), (("--part", "3"), 1, "--part must be a number from 4 to 1200"),
+    (("a.wav",), 2, "--live hears stdin, and takes no other sound"), (("--part", "3"), 1, "--part must be a number from 4 to 1200"),
     (("--language", "Klingon"), 1, "klingon"), (("--max-tokens", "0"), 1, "--max-tokens")], ids=str)
 def test_what_is_refused(capfd, options, status, words):
     found, out, err = run_main(capfd, "--model", FOLDER, "--live", *options, main=qwen3_asr.main)

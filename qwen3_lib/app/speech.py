@@ -332,7 +332,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = make_parser()
     args = parser.parse_args(argv)
     parser.check(args, {"json": ("out", "format", "timestamps"), "timestamps": ("out", "format"), "live": (
-        "sounds", "words", "aligner", "format", "out", "overwrite", "json", "timestamps")})
-    if not args.sounds and not args.live:
-        parser.error("the following arguments are required: sound")
+        "words", "aligner", "format", "out", "overwrite", "json", "timestamps")})
+    if bool(args.sounds) is args.live:
+        parser.error("--live hears stdin, and takes no other sound" if args.live else
+                     "the following arguments are required: sound")
     return guarded(lambda: (dictate if args.live else hear_sounds)(args))

@@ -63,12 +63,13 @@ from qwen3_lib.io.tensors import BY_ROWS, PackedTensor
 try:
     from qwen3_lib.kernels.build import kernel, make_kernels
     from qwen3_lib.kernels.cpu import check_path
+    from qwen3_lib.kernels.disk import ExpertFile
     from qwen3_lib.kernels.kind import kind_for, steps_of
     from qwen3_lib.kernels.layout import (BF16, BLOCK, CACHE, CACHE_ROWS, F16, F32, FEW, GROUP, JOB, KV8, PANEL, PASS,
                                           PROMPT, ROUNDED, ROW, TASK, TILE, TILES, NewTokens, address_table,
                                           is_packed, padded)
     from qwen3_lib.kernels.memory import aligned, empty, in_memory
-    from qwen3_lib.kernels.packing import PACKED, Packer, forms_of, matrix_rows
+    from qwen3_lib.kernels.packing import PACKED, Packer, as_packed, bytes_of, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
     from qwen3_lib.kernels.team import team_of
     from qwen3_lib.kernels.ways import ways_for, ways_table
@@ -111,22 +112,28 @@ def load_weights(source: Source, quantize: str | None = None, threads: int | Non
                  *[("quantize.pack_block",)] * unpacks)
     team, arrays = team_of(threads or available_cpus()), list[np.ndarray]()
     vectors = {name: np.array(to_float32(tensor)) for name, tensor in stored.items() if len(shapes[name]) != 2}
-    matrices, plan = {}, choose_formats(kind, config, stored, format).items()
-    if saved is None and packs:
+    matrices, formats, experts = {}, choose_formats(kind, config, stored, format), None
+    packs, plan = saved is None and packs, formats.items()
+    disk = from_disk(config, as_packed(formats, shapes) if packs else stored, available_memory())
+    if packs:
         plan = progress(plan, f"quantizing to {quantize}" if quantize else "unpacking")
-    disk = from_disk(config, stored, available_memory()) if saved is not None or not packs else None
+        if disk is not None and disk.fits:
+            experts = ExpertFile(source.path, sum(bytes_of(forms, shapes[name]) + 64 for name, forms in formats.items()
+                                                  if ".experts." in name))
     if disk is not None and sys.stderr is not None:
-        print(f"{source.path}: {disk}", file=sys.stderr)
+        print(f"{source.path}: {disk}{f', packed into a file in {experts.folder}' if experts else ''}", file=sys.stderr)
     with ThreadPoolExecutor(team.n_threads) as pool:
         packer = Packer(pool, arrays)
         if saved is not None:
             [*pool.map(saved.check, *zip(*stored.items()))]
         for name, forms in plan:
             tensor, shape = stored[name], shapes[name]
-            if disk is not None and disk.fits and stays(name, stored):
+            if disk is not None and disk.fits and not packs and stays(name, stored):
                 tensor = tensor._replace(data=in_memory(tensor.data))
             matrices[name] = packer.kept(tensor.data, forms[0], *shape) if tensor.dtype == "U8" else \
                 packer.weight(f"{source.path}: {name}", tensor, forms, shape)
+            if experts is not None and ".experts." in name:
+                matrices[name] = packer.moved(matrices[name], experts)
     for matrix in matrices.values() if activations == "bf16" else ():
         matrix["form"][matrix["form"] == BF16] = ROUNDED
     weights = Weights(kind, config, matrices, vectors, shapes, arrays, build_layers(kind, config, matrices, vectors),
@@ -139,7 +146,7 @@ def load_weights(source: Source, quantize: str | None = None, threads: int | Non
     if has_head(kind, config, matrices):
         weights = replace(weights, mtp=mtp_head(weights))
     if disk is not None and disk.fits:
-        take_slots(weights, disk.for_experts, mappings)
+        take_slots(weights, disk.for_experts, [*mappings, *([experts.mapping] if experts else [])])
     return weights
 
 

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 
 from configs import FLASH, HYBRID_MOE, ROOT
-from helpers import logits_of, random_ids, read_safetensors, run_main, states_of
+from helpers import (assert_one_line, logits_of, message_of, random_ids, read_safetensors, run_main,
+                     states_of)
 from make_random_model import make_random_model
+from published import CASES, quantize_model
 from qwen3_5 import mtp_config
 from qwen3_lib.app import models
 from qwen3_lib.io import disk
@@ -41,9 +43,9 @@ SOURCES = {
         "mtp_num_hidden_layers": 1, "num_experts": 24, "hidden_size": 64, "moe_intermediate_size": 64, "ple_embed_dim": 64}, path, "bfloat16")}
 
 
-def results(path):
+def results(path, quantize=None):
     """(the logits of prompts and tokens, and a guess where there is a head; the weights)."""
-    model = fast.load_model(path, threads=2)
+    model = fast.load_model(path, quantize, threads=2)
     cache, ids, out = model.engine.new_cache(model.config), random_ids(90), []
     for part in (ids[:40], *np.array(ids[40:60])[:, None], ids[60:63], ids[63:]):
         out.append(fast.forward(model, part, cache, True))
@@ -89,6 +91,57 @@ def test_the_bits_of_experts_in_memory(source, slots, tmp_path, monkeypatch, cap
             assert (in_slots["expert"] >= 0).all() and len({*in_slots["expert"].tolist()}) == len(in_slots)
             behind = model.layers.experts["address"][i, in_slots["expert"]] - in_slots["address"][:, None]
             assert (0 <= behind).all() and (behind < np.diff(in_slots["address"]).min()).all()
+
+
+def in_gguf(form):
+    def write(path):
+        pytest.importorskip("gguf")
+        from test_gguf_file import write_gguf
+        return write_gguf(make_random_model(WIDE, path, "float32"), path / "x.gguf", form)
+
+    return write
+
+
+def in_form(name):
+    def write(path):
+        quantize_model(make_random_model(MANY, path, "float32"), *CASES[name])
+        return path
+
+    return write
+
+
+WIDE = MANY | {"hidden_size": 256, "moe_intermediate_size": 256}
+PACKED = {"GGUF, Q4_0": (in_gguf("Q4_0"), None), "GGUF, Q8_0": (in_gguf("Q8_0"), None),
+          "MLX": (in_form("MLX, 4 bits, scales in float16"), None), "AWQ": (in_form("AWQ, groups of 32"), None),
+          "FP8": (in_form("FP8 by output"), None), "int8": (fused, "int8"), "int4": (SOURCES["an MTP head"], "int4")}
+
+
+@pytest.mark.parametrize("slots", [5, 12])
+@pytest.mark.parametrize("source", PACKED)
+def test_experts_that_are_packed_while_loading(source, slots, tmp_path, monkeypatch, capsys):
+    """They go into a file that nobody sees; the bits are those of experts in memory, in a saved folder, too."""
+    make, quantize = PACKED[source]
+    path = make(tmp_path / "model")
+    folder = path if path.is_dir() else path.parent
+    expected, w = results(path, quantize)
+    names = sorted(os.listdir(folder))
+    assert not w.slots
+    give_slots(monkeypatch, slots)
+    found, w = results(path, quantize)
+    slots_or_skip(w)
+    assert "experts come from the disk" in capsys.readouterr().err
+    assert all(map(np.array_equal, found, expected)) and sorted(os.listdir(folder)) == names
+    if quantize:
+        save_quantized(fast.load_model(path, quantize), tmp_path / "saved", quantize)
+        monkeypatch.undo()
+        assert all(map(np.array_equal, results(tmp_path / "saved")[0], expected))
+
+
+def test_a_folder_or_a_disk_that_takes_no_experts(tmp_path, monkeypatch):
+    path = fused(tmp_path)
+    give_slots(monkeypatch, 8)
+    monkeypatch.setattr(os, "pwrite", lambda *_: (_ for _ in ()).throw(OSError(28, "No space left on device")))
+    assert_one_line(message_of(fast.load_model, path, "int8"), str(path), "can't be written: No space left")
 
 
 def test_a_read_that_fails(tmp_path, monkeypatch):
@@ -195,20 +248,22 @@ def memory_group(size):
     return group
 
 
-def test_in_a_small_memory_group(tmp_path):
-    """A process with less memory than the model's 300 MB gives the same logits."""
-    config = MOE | {"hidden_size": 512, "moe_intermediate_size": 512, "num_experts": 64}
+@pytest.mark.parametrize("quantize, n_experts", [(None, 64), ("int8", 128)])
+def test_in_a_small_memory_group(quantize, n_experts, tmp_path):
+    """A process with less memory than the model's 300 MB gives the same logits; also if it packs them first."""
+    config = MOE | {"hidden_size": 512, "moe_intermediate_size": 512, "num_experts": n_experts}
     path = make_random_model(config, tmp_path / "model")
     program = ("import sys, os; open(sys.argv[2], 'w').write(str(os.getpid()))\n"
                "import qwen3_numba as fast; from qwen3_lib.io import disk; disk.SPARE = 2**26\n"
-               "model = fast.load_model(sys.argv[1], threads=2)\n"
+               "model = fast.load_model(sys.argv[1], sys.argv[3] or None, threads=2)\n"
                "cache = model.engine.new_cache(model.config)\n"
                "out = [fast.forward(model, part, cache) for part in ([*range(30)], [5], [6], [7])]\n"
                "print(len(model.weights.slots), *(row.tobytes().hex() for row in out))")
-    free = subprocess.run([sys.executable, "-c", program, path, os.devnull], cwd=ROOT, capture_output=True, text=True)
+    free = subprocess.run([sys.executable, "-c", program, path, os.devnull, quantize or ""], cwd=ROOT,
+                          capture_output=True, text=True)
     group = memory_group(280 << 20)
     try:
-        done = subprocess.run([sys.executable, "-c", program, path, group / "cgroup.procs"], cwd=ROOT,
+        done = subprocess.run([sys.executable, "-c", program, path, group / "cgroup.procs", quantize or ""], cwd=ROOT,
                               capture_output=True, text=True, timeout=120)
     finally:
         group.rmdir()

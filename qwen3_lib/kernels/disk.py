@@ -4,11 +4,14 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import tempfile
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from qwen3_lib.io.errors import InputError
 from qwen3_lib.kernels.layout import FILE_BLOCK, PANEL, SLOT, Layers, is_packed, padded
 
 PAGE = 4096  # of a disk: O_DIRECT reads whole ones
@@ -38,11 +41,47 @@ class Files:
         for start, end, offset, path, inode in self.places:
             if start <= address < end:
                 if path not in self.handles:
-                    handle = self.handles[path] = os.open(path, os.O_RDONLY | os.O_DIRECT)
+                    where = opened_as(inode) if path.endswith(" (deleted)") else path
+                    handle = self.handles[path] = os.open(where, os.O_RDONLY | os.O_DIRECT)
                     if os.fstat(handle).st_ino != inode:
                         raise OSError(f"{path} has been replaced")
                 return self.handles[path], address - start + offset
         raise OSError("not mapped")
+
+
+def opened_as(inode: int) -> str:
+    """The name of a file without a name, which this process has open."""
+    return next((name for name in (f"/proc/self/fd/{each}" for each in os.listdir("/proc/self/fd"))
+                 if os.path.exists(name) and os.stat(name).st_ino == inode), "")
+
+
+class ExpertFile:
+    """A file without a name, into which experts go that are packed while loading. It ends with the process."""
+
+    def __init__(self, path: Path, size: int):
+        """In a model's folder. Raises InputError where nothing can be written."""
+        self.folder, self.used = path if path.is_dir() else path.parent, 0
+        try:
+            self.file = tempfile.TemporaryFile(dir=self.folder, buffering=0)
+            self.file.truncate(size)  # which takes no room yet
+        except OSError as error:
+            raise self.unwritable(error) from error
+        self.mapping = mmap.mmap(self.file.fileno(), size, access=mmap.ACCESS_READ)
+
+    def unwritable(self, error: OSError) -> InputError:
+        return InputError(f"{self.folder}: experts don't fit into memory, so they are packed into a file there, which "
+                          f"can't be written: {error.strerror}")
+
+    def take(self, data: np.ndarray) -> np.ndarray:
+        """The same numbers [rows, n], mapped. Raises InputError if the disk is full."""
+        start, self.used = self.used, self.used + padded(data.nbytes, 64)
+        left = np.ascontiguousarray(data).data.cast("B")
+        try:
+            while left:
+                left = left[os.pwrite(self.file.fileno(), left, start + data.nbytes - len(left)):]
+        except OSError as error:
+            raise self.unwritable(error) from error
+        return np.frombuffer(self.mapping, data.dtype, data.size, start).reshape(data.shape)
 
 
 def blocks_of(experts: np.ndarray, files: Files) -> tuple[np.ndarray, int]:

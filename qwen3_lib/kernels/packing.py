@@ -2,14 +2,17 @@
 from __future__ import annotations
 
 import ctypes
+import math
+import mmap
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
-from qwen3 import forget_pages, to_float32
+from qwen3 import Tensor, forget_pages, to_float32
 from qwen3_lib.io.tensors import AnyTensor, PackedTensor, rows_of
 from qwen3_lib.kernels.build import kernel
+from qwen3_lib.kernels.disk import ExpertFile
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_0,
                                       Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_1, ROUNDED, SHARING, SMALLEST, WEIGHT,
                                       address_table, factors_size, is_packed, packed_shape, padded, unit_size)
@@ -45,6 +48,19 @@ def forms_of(name: str, tensor: AnyTensor, quantize: str | None) -> tuple[int, .
     if tensor.factored:
         return OF_GGUF[tensor.bits], INT8
     return FORMS_OF_BITS[tensor.bits]
+
+
+def bytes_of(forms: tuple[int, ...], shape: tuple[int, ...]) -> int:
+    """The most bytes of a matrix of this shape in one of these formats."""
+    return max(math.prod(packed_shape(*shape, form)) if is_packed(form) else
+               shape[0] * padded(shape[1], 32) * (4 if form == F32 else 2) for form in forms)
+
+
+def as_packed(formats: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Tensors without numbers, of the sizes that matrices have in the first of their formats."""
+    nothing = mmap.mmap(-1, 1)
+    return {name: Tensor("U8", np.broadcast_to(np.uint8(0), bytes_of(forms[:1], shapes[name])), nothing)
+            for name, forms in formats.items()}
 
 
 def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
@@ -112,6 +128,14 @@ class Packer:
     def kept(self, data: np.ndarray, form: int, rows: int, columns: int) -> np.ndarray:
         self.arrays.append(data)
         return np.array([(data.ctypes.data, data.strides[0], form, rows, columns)], WEIGHT)
+
+    def moved(self, matrix: np.ndarray, file: ExpertFile) -> np.ndarray:
+        """The WEIGHT [1] of the last matrix, whose numbers go from memory into a file."""
+        data, (_, _, form, rows, columns) = self.arrays.pop(), matrix.tolist()[0]
+        out = file.take(data)
+        if is_packed(form):
+            self.pages.give_back(data)
+        return self.kept(out, form, rows, columns)
 
     def rounded(self, label: str, tensor: AnyTensor, form: int) -> np.ndarray:
         """A matrix [rows, n] as packed blocks that err little."""

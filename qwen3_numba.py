@@ -291,7 +291,9 @@ def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
         note_small_numbers(model, caches[0])
     if w.kind.enter is not None:
         return logits, batch.streams if new.states else batch.streams[:0]
-    return logits, rms_norm(new.x if new.states else new.x[:0], w.layers.norm, model.config.rms_norm_eps)
+    if not new.states:
+        return logits, new.x[:0]
+    return logits, rms_norm(new.x, w.layers.norm, model.config.rms_norm_eps)
 
 
 @np.errstate(over="ignore", invalid="ignore")

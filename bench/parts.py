@@ -7,7 +7,7 @@ products of bf16 weights beside NumPy's sgemm, with activations of bf16 beside a
 and nothing else; those of packed weights beside such a loop for bytes; the memory's bandwidth. Of a token, the barriers
 are shown, too: how much longer it takes on all threads than on one, by the clock, if nothing is multiplied; that needs
 a quiet machine.
-Last come the instructions and cycles that the loops of one vector take on other CPUs: see loops.py.
+Last come the instructions and cycles of 32 weights in loops of one vector on other CPUs, and in peers': see loops.py.
 """
 import ctypes
 import itertools
@@ -145,8 +145,12 @@ def limits() -> dict[str, float]:
 
 
 def parts(bench: harness.Bench, formats: Sequence[str] = ("bf16", "bf16-rounded", "int8", "int4"),
-          lengths: Sequence[int] = (512, 4096), contexts: Sequence[int] = (16, 4096), layers: int = 4) -> list[str]:
-    """Prompts of these lengths and tokens after these contexts in these formats, through a few layers of Qwen3-0.6B."""
+          lengths: Sequence[int] = (512, 4096), contexts: Sequence[int] = (16, 4096), layers: int = 4,
+          llama: str = "") -> list[str]:
+    """Prompts of these lengths and tokens after these contexts in these formats, through a few layers of Qwen3-0.6B.
+
+    llama: a folder with llama.cpp's sources, for its loops; --ik: one with those of ik_llama.cpp.
+    """
     objects.WRITERS |= {"nothing": (write_nothing, 10), "dots": (write_dots, 1)}
     make_kernels(DENSE_STEPS)
     most, nothing = limits(), linked("nothing", compile_product("nothing", "nothing", 0, 0, ANY_WAY))
@@ -177,7 +181,7 @@ def parts(bench: harness.Bench, formats: Sequence[str] = ("bf16", "bf16-rounded"
         limit = most["bytes" if quantize else "bf16" if activations == "bf16" and PAIRS else "sgemm"]
         rows.append([f"{form}, {n}", *cells, f"{ms['all']:.2f}", f"{speed:.0f}", f"{speed / limit:.2f}"])
     return [", ".join(f"{name} {value:.0f}" for name, value in most.items()) + " (1e9 a second)", "",
-            *harness.table(*rows), "", *harness.table(*tokens), "", *loops.loops()]
+            *harness.table(*rows), "", *harness.table(*tokens), "", *loops.loops(llama, bench.args.ik)]
 
 
 def passes_of(model: Any, context: int) -> Callable[[], Any]:

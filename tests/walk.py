@@ -26,6 +26,7 @@ EXPECTED = {  # a part of README's command -> patterns of what stdout has and st
     "--stats": (ANY, ".*tokens/s.*"), "--fast": (PARIS, "compiling the fast engine .*\n"), "法国": ("巴黎", ""),
     "2 + 3": ("5", ""), "Mia": (r"Your name is Mia\.", ""), "circle.png": ("red circle", ""),
     "speech.wav": (r"\AMaria has four green apples\. Seven white birds\.\n\Z", ""),
+    "--out said.wav": (r"\A\Z", r"said\.wav: \d\.\d s\n"), "said.wav": (r"\ATom sees six red birds\.\n\Z", ""),
     "--chat --hide-thinking": (r"\A\Z", "")}
 failures: list[str] = []
 

@@ -222,7 +222,7 @@ def write_sounds(out: Path) -> None:
     (out / "unseen.txt").write_text("".join(f"{len(samples)} {text}\n" for text, samples in short))
 
 
-def trained_tokenizer() -> tokenizers.Tokenizer:
+def trained_tokenizer(special: list[str] = SPECIAL, plain: list[str] = PLAIN) -> tokenizers.Tokenizer:
     """Bytes, and merges up to whole words; then the named tokens."""
     made = tokenizers.Tokenizer(tokenizers.models.BPE())
     made.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([
@@ -234,8 +234,8 @@ def trained_tokenizer() -> tokenizers.Tokenizer:
     texts += [f"{sentence(rng)} {sentence(rng)}" for _ in range(10000)]
     made.train_from_iterator(texts, tokenizers.trainers.BpeTrainer(
         vocab_size=640, show_progress=False, initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())))
-    made.add_special_tokens(SPECIAL)
-    made.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in PLAIN])
+    made.add_special_tokens(special)
+    made.add_tokens([tokenizers.AddedToken(token, normalized=False) for token in plain])
     return made
 
 

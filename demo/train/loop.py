@@ -1,4 +1,4 @@
-"""What the four trainings share: options, optimizers, the loop, how a folder is written and how answers are judged."""
+"""What the five trainings share: options, optimizers, the loop, how a folder is written and how answers are judged."""
 
 import argparse
 import json

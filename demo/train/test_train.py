@@ -5,16 +5,21 @@ import contextlib
 import random
 import re
 
+import codec
 import evaluate
 import hybrid
 import loop
+import numpy as np
 import pytest
+import speaking
 import torch
 import torch.nn.functional as F
 import train
 from corpus import conversation, sum_turn
 from heldout import HELD_OUT, HELD_OUT_CHAT, HELD_OUT_TOOLS
 from questions import CHAT, QUESTIONS
+from qwen3 import load_model
+from qwen3_tts import decode, talker_prompt, voices_of
 from safetensors.torch import load_file
 from tokenizer import IGNORED, encode_branches, encode_example, segments
 from tokenizer_utils import load_tokenizer, parse_answer
@@ -132,6 +137,54 @@ def test_the_head_of_the_tiny_hybrid_guesses_what_the_model_says(tokenizer):
     other[:, 100:] = 0
     with torch.no_grad():
         assert torch.equal(model(ids)[1][:, :99], model(other)[1][:, :99])  # a guess sees one token more than the model
+
+
+@pytest.fixture(scope="module")
+def speaker():
+    return load_model(loop.ROOT / "tests/tiny_speaking")
+
+
+def test_the_decoder_that_is_trained_is_the_one_that_speaks(speaker):
+    """Also without what is the identity, which training leaves out."""
+    decoder = codec.Decoder([torch.zeros(codec.SIZE, codec.DECODER["codebook_dim"] // 2)] * codec.GROUPS)
+    state = load_file(speaker.path / "speech_tokenizer/model.safetensors")
+    decoder.load_state_dict({name.removeprefix("decoder."): value.float() for name, value in state.items()})
+    codes = torch.randint(codec.SIZE, (80, codec.GROUPS), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        whole, short = (decoder(codes[None], whole)[0].numpy() for whole in (True, False))
+    np.testing.assert_allclose(decode(voices_of(speaker).codec, codes.numpy(), {}), whole.clip(-1, 1), atol=1e-4)
+    np.testing.assert_allclose(whole, short, atol=1e-4)
+
+
+@pytest.mark.parametrize("language", [False, True])
+def test_the_talker_is_trained_on_the_prompt_that_it_gets(speaker, language):
+    tokenizer, text = speaking.trained_tokenizer(speaking.SPECIAL, []), "Tom has two red birds."
+    model = speaking.Talker(tokenizer.get_vocab_size())
+    state = load_file(speaker.path / "model.safetensors")
+    model.load_state_dict({name: state[speaking.original_name(name)].float() for name in model.state_dict()})
+    codes = torch.arange(6 * codec.GROUPS).reshape(6, -1)
+    ids, marks = speaking.prompt(tokenizer, text, language)
+    rows = F.pad(torch.tensor(marks)[:, None], (0, codec.GROUPS - 1), value=-1)
+    seen, _ = talker_prompt(speaker, text, speaking.VOICE, "english" if language else "auto")
+    with torch.no_grad():
+        np.testing.assert_allclose(model.vectors(torch.tensor(ids), rows).numpy(), seen, rtol=1e-3, atol=1e-3)
+    ids, given, labels = speaking.batch_of(tokenizer, [(text, codes)] * 20, random.Random(0))
+    for row, shown, wanted in zip(ids, given, labels):
+        frames = (wanted[:, 1] != IGNORED).nonzero()[:, 0]
+        assert torch.equal(wanted[frames], codes) and wanted[frames[-1] + 1, 0] == speaking.END
+        assert torch.equal(shown[frames + 1][(shown[frames + 1] >= 0).all(1)], codes[(shown[frames + 1] >= 0).all(1)])
+
+
+def test_periods_begin_where_frames_do():
+    t = np.arange(10 * codec.FRAME) / codec.RATE
+    said = sum(np.sin(2 * np.pi * k * (100.4 * t + 0.3)) / k for k in range(1, 9))
+    periods = codec.in_phase(said)[codec.FRAME:-codec.FRAME].reshape(-1, codec.PERIOD)
+    assert np.abs(periods - periods.mean(0)).max() < 0.2 < 1 < np.abs(periods).max()
+
+
+def test_no_sentence_is_in_both_sets():
+    held_out, training = (speaking.sentences(random.Random(1), unseen) for unseen in (True, False))
+    assert not {next(held_out) for _ in range(500)} & {next(training) for _ in range(3000)}
 
 
 @pytest.fixture

@@ -24,8 +24,7 @@ The words that qwen3.py doesn't have:
     delta rule        to store a value under a key, add only its difference to the value that the key recalls
     decay             before each token, the state is multiplied by exp(g), a number from 0 to 1: it forgets
     partial RoPE      only the first quarter of a head is turned by its position
-
-The vision tower in the files (model.visual.*) is read by qwen3_vision.py.
+    vision tower      model.visual.* in the files, read by qwen3_vision.py
 """
 from __future__ import annotations
 
@@ -399,7 +398,7 @@ def guess(model: Model, states: np.ndarray, token_ids: TokenIds, cache: KVCache,
 LAYER_TYPES = ("linear_attention", "full_attention")
 MTP_NORMS = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
 DELTA_FIELDS = ("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim",
-          "linear_conv_kernel_dim")
+                "linear_conv_kernel_dim")
 EXPERTS = ("num_experts", "num_experts_per_tok", "moe_intermediate_size", "shared_expert_intermediate_size")
 NEW = ("layer_types", "partial_rotary_factor", "shared_expert_intermediate_size")  # they mean another thing in a Qwen3
 
@@ -408,8 +407,7 @@ def hybrid_config(found: dict[str, Any], file: Path, names: Iterable[str], spars
                   attending: tuple[str, ...] = LAYER_TYPES[1:]) -> HybridConfig:
     """The HybridConfig of Source.language; sparse: of a mixture of experts. Raises InputError, as config_of does.
 
-    names: of the stored tensors, which tell whether there is an MTP head; transformers doesn't save it. attending: what
-    layer_types calls layers that attend.
+    names: of the stored tensors, which tell of an MTP head; attending: the layer_types that attend.
     """
     rope = rope_of(found)
     part = rope.pop("partial_rotary_factor", found["partial_rotary_factor"])
@@ -422,11 +420,9 @@ def hybrid_config(found: dict[str, Any], file: Path, names: Iterable[str], spars
     config = config_of(plain, file)  # checks the rest
     n = config.num_hidden_layers
     kinds = found.get("layer_types") or [LAYER_TYPES[(i + 1) % interval == 0] for i in range(n)]
-    if not isinstance(kinds, list) or len(kinds) != n or \
-            not all(kind in (LAYER_TYPES[0], *attending) for kind in kinds):
+    if not isinstance(kinds, list) or len(kinds) != n or {*map(str, kinds)} - {LAYER_TYPES[0], *attending}:
         raise InputError(f"{file}: layer_types = {brief(repr(kinds), 80)} can't be")
     fields = asdict(config) | sizes | {"norm_topk_prob": sparse, "rope_dim": int(config.head_dim * part)}
-    # An MTP head has the model's embedding and lm_head.
     mtp = checked_whole(f"{file}: mtp_num_hidden_layers", found.get("mtp_num_hidden_layers", 0), 0)
     has_head = bool(mtp and not found.get("mtp_use_dedicated_embeddings") and any(".fc" in name for name in names))
     fields |= {"mtp_num_hidden_layers": int(has_head), "sparse_layers": tuple(range(n + has_head)) if sparse else ()}
@@ -483,13 +479,12 @@ def load_weights(source: Source) -> dict[str, Any]:
     return weights | ({"mtp": weights["layers"].pop()} if config.mtp_num_hidden_layers else {})
 
 
-ENGINE = Engine(load_weights, HybridCache, guess=guess)
-
 DENSE = ModelType(hybrid_config, tensor_shapes, QWEN3.defaults | {
     "vocab_size": 248320, "intermediate_size": 12288, "num_attention_heads": 16, "num_key_value_heads": 4,
     "head_dim": 256, "partial_rotary_factor": 0.25, "full_attention_interval": 4, "linear_num_key_heads": 16,
     "linear_num_value_heads": 32, "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-    "linear_conv_kernel_dim": 4}, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"), ENGINE,
+    "linear_conv_kernel_dim": 4}, ("Qwen3_5ForCausalLM", "Qwen3_5ForConditionalGeneration"),
+    Engine(load_weights, HybridCache, guess=guess),
     names={"model.language_model.": "model.", "mtp.layers.0.": "model.layers.{num_hidden_layers}.",
            "mtp.": "model.layers.{num_hidden_layers}."}, tower=QWEN3_VL.tower, media=QWEN3_VL.media,
                   seeing={"mrope_section": [11, 11, 10]}, fast="qwen3_lib.kernels.hybrid", layer=decoder_layer)

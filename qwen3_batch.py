@@ -100,8 +100,9 @@ def run(args: argparse.Namespace) -> int:
         form = "plain text, one prompt per line; " if source.form == "text" else ""
         note(f"{args.input}: {form}records: {source.n_records}, {slots} at a time, each of at most {longest} "
              "tokens with its answer")
-        run_job(source, journal, Choir() if speaks(model) else Batch(model, slots, longest), lambda row, line: request_of_row(
-            model, settings, row, line, folder, longest), args.openai, args.fail_fast)
+        batch = Choir() if speaks(model) else Batch(model, slots, longest)
+        run_job(source, journal, batch, lambda row, line: request_of_row(model, settings, row, line, folder, longest),
+                args.openai, args.fail_fast)
     return 1 if journal.n_failed and not journal.n_answered else 0
 
 

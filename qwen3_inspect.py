@@ -57,7 +57,7 @@ GONE = {"--quantized": COMPARED, "--no-quantized": COMPARED,
 
 def check_engine(model: Model) -> None:
     """Raises InputError for a model whose passes aren't those of qwen3.py and qwen3_5.py."""
-    if model.engine not in map(sharing, (Engine(), qwen3_5.ENGINE)):
+    if model.engine not in map(sharing, (Engine(), qwen3_5.DENSE.engine)):
         raise InputError(f"{model.path}: only the functions of qwen3.py are recorded, and another engine has others")
 
 

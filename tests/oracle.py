@@ -192,8 +192,8 @@ def flash_mtp_oracle(model, states, ids, start) -> tuple[np.ndarray, np.ndarray]
 
 
 def ears_oracle(tower, mel, n_layers, n_heads) -> np.ndarray:
-    """The tower of a Qwen3-ASR: log-mel [frames, pitches] of a window -> embeddings [tokens, width], from its tensors in
-    the file. Each place of a convolution, and each token, by itself."""
+    """The tower of a Qwen3-ASR, from the tensors in its file: log-mel [frames, pitches] of a window -> embeddings
+    [tokens, width]. Each place of a convolution, and each token, by itself."""
     w = {name.removeprefix("thinker.audio_tower."): to_float32(tensor).astype(np.float64)
          for name, tensor in tower.items()}
 

@@ -59,7 +59,7 @@ def sentences(n: int) -> np.ndarray:
 
 @pytest.mark.parametrize("engine", [qwen3.Engine, lambda: qwen3_numba.engine("int8")], ids=["NumPy", "int8"])
 def test_its_text_is_that_of_the_sound_at_once(engine):
-    """Of 40 sounds, and of the parts of a long one: the model's answer depends on the steps in one of twenty at most."""
+    """Of 40 sounds, and of a long one's parts: the model's answer depends on the steps in one of twenty at most."""
     model, same = qwen3.load_model(FOLDER, engine()), []
     for sound in unseen()[0]:
         same.append(dictated(model, sound.astype(np.float32)).so_far == str(transcribe(model, (sound, RATE))))
@@ -335,7 +335,8 @@ def read_terminal(master: int) -> bytes:
     *(((option, *value), 2, f"--live does not go with {option}") for option, value in {
         "--json": (), "--words": (), "--timestamps": (), "--overwrite": (), "--format": ("srt",), "--out": ("a.txt",),
         "--aligner": ("x",)}.items()),
-    (("a.wav",), 2, "--live hears stdin, and takes no other sound"), (("--part", "3"), 1, "--part must be a number from 4 to 1200"),
+    (("a.wav",), 2, "--live hears stdin, and takes no other sound"),
+    (("--part", "3"), 1, "--part must be a number from 4 to 1200"),
     (("--language", "Klingon"), 1, "klingon"), (("--max-tokens", "0"), 1, "--max-tokens")], ids=str)
 def test_what_is_refused(capfd, options, status, words):
     found, out, err = run_main(capfd, "--model", FOLDER, "--live", *options, main=qwen3_asr.main)

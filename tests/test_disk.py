@@ -40,7 +40,8 @@ SOURCES = {
     "an MTP head": lambda path: make_random_model(HYBRID_MOE | {
         "mtp_num_hidden_layers": 1, "num_experts": 24, "hidden_size": 64, "moe_intermediate_size": 64}, path),
     "streams": lambda path: make_random_model(FLASH | {
-        "mtp_num_hidden_layers": 1, "num_experts": 24, "hidden_size": 64, "moe_intermediate_size": 64, "ple_embed_dim": 64}, path, "bfloat16")}
+        "mtp_num_hidden_layers": 1, "num_experts": 24, "hidden_size": 64, "moe_intermediate_size": 64,
+        "ple_embed_dim": 64}, path, "bfloat16")}
 
 
 def results(path, quantize=None):

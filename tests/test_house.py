@@ -32,8 +32,8 @@ ROOMS = {  # from the ground up: a room -> the rooms that it imports, all of the
     "qwen3_lib.server": {"tokenizer_utils", "qwen3", "qwen3_lib.io", "qwen3_lib.generation",
                          "qwen3_lib.app", "qwen3_lib.page", "qwen3_embed", "qwen3_vision", "qwen3_asr",
                          "qwen3_tts"},
-    "qwen3_server": {"qwen3", "qwen3_asr", "qwen3_tts", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_lib.app", "qwen3_batch",
-                     "qwen3_lib.server"},
+    "qwen3_server": {"qwen3", "qwen3_asr", "qwen3_tts", "qwen3_lib.io", "qwen3_lib.generation", "qwen3_lib.app",
+                     "qwen3_batch", "qwen3_lib.server"},
 }
 DOORS = {  # the functions that import a room above them, when they are called
     # a name that is no plain folder; a Qwen3.5; pictures; the line for the log
@@ -93,8 +93,8 @@ def test_nothing_imports_in_a_circle():
     assert {*TopologicalSorter(graph).static_order()} == {*FILES}  # CycleError names the circle
 
 
-@pytest.mark.parametrize("name", ["tokenizer_utils", "qwen3", "qwen3_5", "qwen4_exp", "qwen3_vision", "qwen3_asr", "qwen3_tts",
-                                  "qwen3_numba", "qwen3_embed", "qwen3_batch"])
+@pytest.mark.parametrize("name", ["tokenizer_utils", "qwen3", "qwen3_5", "qwen4_exp", "qwen3_vision", "qwen3_asr",
+                                  "qwen3_tts", "qwen3_numba", "qwen3_embed", "qwen3_batch"])
 def test_all_names_what_is_there(name):
     module = importlib.import_module(name)
     assert len({*module.__all__}) == len(module.__all__)

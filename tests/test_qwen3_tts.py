@@ -239,7 +239,8 @@ def test_special_tokens_in_a_text_stay_text(model):
 def test_voices_with_a_dialect(model):
     """In Chinese, and if the model is to find out the language."""
     dialect, auto, chinese, english, other = (talker_prompt(model, TEXT, voice, language)[0] for voice, language in (
-        ("dylan", "beijing_dialect"), ("dylan", "auto"), ("dylan", "chinese"), ("dylan", "english"), ("serena", "auto")))
+        ("dylan", "beijing_dialect"), ("dylan", "auto"), ("dylan", "chinese"), ("dylan", "english"),
+        ("serena", "auto")))
     assert np.array_equal(dialect, auto) and np.array_equal(dialect, chinese)
     assert not np.array_equal(dialect, english) and len(other) == len(auto) - 1  # serena has no dialect
 

@@ -176,7 +176,8 @@ def test_voices(served):
     ({"input": ""}, "input", "input must be a text of 1 to 4,096 characters"), ({"input": " \n"}, "input", "a text of"),
     ({"input": "a" * (LONGEST_INPUT + 1)}, "input", "4,096"), ({"input": ["a"]}, "input", "a text of"),
     ({"voice": "alloy"}, "voice", "voice must be one of serena, dylan, eric, not 'alloy'"), ({"voice": 3}, "voice", ""),
-    ({"speed": 1.5}, "speed", "speed can only be 1"), ({"response_format": "aac"}, "response_format", "one of wav, pcm"),
+    ({"speed": 1.5}, "speed", "speed can only be 1"),
+    ({"response_format": "aac"}, "response_format", "one of wav, pcm"),
     ({"stream_format": "x"}, "stream_format", "audio or sse"), ({"language": "Klingon"}, None, "Klingon"),
     ({"instructions": "angry"}, None, "the 0.6B takes no instruct"), ({"seed": -1}, "seed", "seed"),
     ({"instructions": 3}, "instructions", "must be a text"), ({"temperature": -1}, "temperature", "temperature"),
@@ -246,7 +247,8 @@ def test_a_choir_sings_the_same_bits(path):
 def ask_for(served, **fields) -> socket.socket:
     body = json.dumps({"input": LONG, "response_format": "pcm"} | fields).encode()
     connection = socket.create_connection(("127.0.0.1", served.port), timeout=30)
-    connection.sendall(f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+    head = f"POST {SPEECH} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
+    connection.sendall(head.encode() + body)
     return connection
 
 

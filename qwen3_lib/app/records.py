@@ -137,8 +137,9 @@ def request_of_row(model: Model, settings: JobSettings, row: Row, line: int, fol
                    longest: int = 0) -> GenerationRequest | SpeechRequest | SpokenRequest:
     """The request in a record, for one answer. Raises InputError for wrong fields.
 
-    A record has the fields of a chat, see openai.py, or "prompt" in place of "messages", or "audio", or "speak". Paths of files are
-    relative to `folder`; without it, no file is read. `longest`: most tokens of a part of a sound, with its text.
+    A record has the fields of a chat, see openai.py, or "prompt" in place of "messages", or "audio", or "speak". Paths
+    of files are relative to `folder`; without it, no file is read. `longest`: most tokens of a part of a sound, with
+    its text.
     """
     options = dict(settings.options)
     if options.get("seed") is not None:  # otherwise equal prompts would have equal answers

@@ -53,8 +53,8 @@ def make_parser() -> Parser:
     add("sounds", nargs="*", metavar="sound", help="a WAV file, or - for stdin; FLAC, OGG, MP3 and other "
         "rates than 16,000 samples a second need the packages soundfile and soxr, or the program ffmpeg; all other "
         "files ffmpeg")
-    add("--live", action="store_true", help="write down what a recorder pipes in, while it records: samples of 16 bits, "
-        "16,000 a second, one channel. On a terminal the last words may still change")
+    add("--live", action="store_true", help="write down what a recorder pipes in, while it records: samples of 16 "
+        "bits, 16,000 a second, one channel. On a terminal the last words may still change")
     add("--language", metavar="NAME", help="the language that is spoken, such as English or en (default: auto, the "
         f"model finds out); one of {', '.join(LANGUAGES.values())}")
     add("--context", metavar="TEXT", help="words that the sound is likely to hold, names for example")
@@ -214,7 +214,8 @@ def dictate(args: argparse.Namespace) -> int:
     for part in dictation.heard:
         tell_cut(part)
     if args.stats:
-        note(statistics_of(dictation, f"{len(dictation.step_seconds)} steps, the longest {max(dictation.step_seconds):.2f} s"))
+        steps = dictation.step_seconds
+        note(statistics_of(dictation, f"{len(steps)} steps, the longest {max(steps):.2f} s"))
     return 0
 
 

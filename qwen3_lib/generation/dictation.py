@@ -1,7 +1,7 @@
 """The text of a sound that is still being recorded: each step hears the part so far again, and most of it is known.
 
-What the tower has made of the part's finished windows is kept (see Sounds), and so are their keys and values. The answer
-begins with the tokens that are settled, as in Qwen's own package: those of the step before but the last five.
+What the tower has made of the part's finished windows is kept (see Sounds), and so are their keys and values. The
+answer begins with the tokens that are settled, as in Qwen's own package: those of the step before but the last five.
 """
 from __future__ import annotations
 

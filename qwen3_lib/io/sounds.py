@@ -1,7 +1,7 @@
-"""Sounds in files, bytes and arrays -> samples of one channel, 16,000 a second or another rate, in blocks: any length in little memory.
+"""Sounds in files, bytes and arrays -> samples of one channel, 16,000 a second or another rate.
 
-A file is read by the first that can: this file reads WAV; soundfile FLAC, OGG, MP3 and more; ffmpeg all else.
-soxr changes the rate; if it is absent, ffmpeg does.
+They come in blocks: any length in little memory. A file is read by the first that can: this file reads WAV; soundfile
+FLAC, OGG, MP3 and more; ffmpeg all else. soxr changes the rate; if it is absent, ffmpeg does.
 """
 from __future__ import annotations
 

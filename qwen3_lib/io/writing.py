@@ -109,7 +109,8 @@ def write_safetensors(name: str | Path, tensors: dict[str, np.ndarray], metadata
 
     def write(file: BinaryIO) -> None:
         file.write(len(head).to_bytes(8, "little") + head)
-        with progress(description="writing", total=sum(array.nbytes for array in tensors.values()), unit="B", unit_scale=True) as bar:
+        total = sum(array.nbytes for array in tensors.values())
+        with progress(description="writing", total=total, unit="B", unit_scale=True) as bar:
             for array in tensors.values():
                 for part in [array] if array.flags.c_contiguous else array:
                     bar.update(file.write(np.ascontiguousarray(part).data))

@@ -169,7 +169,8 @@ class SoundStream(StreamingResponse):
     def __init__(self, speakers: Speakers, sounding: Sounding, first: np.ndarray | None, ends_at: float,
                  seconds: float):
         """`first`: its first samples; ends_at: when it must be there, by time.monotonic, after so many seconds."""
-        self.speakers, self.sounding, self.first, self.ends_at, self.seconds = speakers, sounding, first, ends_at, seconds
+        self.speakers, self.sounding, self.first = speakers, sounding, first
+        self.ends_at, self.seconds = ends_at, seconds
         media = "text/event-stream" if sounding.sse else f"{sounding.media}" + f";rate={sounding.rate}" * (
             sounding.form == "pcm")
         super().__init__((), media_type=media, headers={"Cache-Control": "no-cache", "X-Accel-Buffering": "no"})

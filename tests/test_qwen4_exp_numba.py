@@ -58,6 +58,16 @@ def test_formats_err_little(quantize, kv_dtype, limit, tmp_path):
     assert distance(logits_of(model, ids), logits_of(qwen3.load_model(path), ids)) < limit
 
 
+def test_an_index_of_many_blocks(tmp_path):
+    """Threads share it for a few tokens: the bits are those of a prompt."""
+    model = fast.load_model(make({"indexer_compress_ratio": 1}, tmp_path), threads=3)
+    ids, cache = random_ids(sparse.SCORED + 100, 1, 300), model.engine.new_cache(model.config)
+    whole, n = logits_of(model, ids), sparse.SCORED - 4
+    qwen3.forward(model, ids[:n], cache)
+    found = [qwen3.forward(model, ids[i:i + 3], cache, all_logits=True) for i in range(n, len(ids), 3)]
+    assert np.array_equal(np.concatenate(found), whole[n:])
+
+
 def test_an_interruption_changes_nothing(tmp_path, monkeypatch):
     model = fast.load_model(make({}, tmp_path))
     ids, cache, run = random_ids(600, 1, 300), model.engine.new_cache(model.config), type(model.weights.team).run

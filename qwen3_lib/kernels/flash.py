@@ -12,7 +12,7 @@ from qwen3_5 import State
 from qwen4_exp import StreamCache, StreamConfig, look_up, tables_of
 from qwen3_lib.kernels import dense, hybrid
 from qwen3_lib.kernels.kind import Kind, Widths
-from qwen3_lib.kernels.layout import BLOCK, INDEX, INDEXING, PANEL, WEIGHT, WHOLE_BLOCK, padded
+from qwen3_lib.kernels.layout import BLOCK, FEW, INDEX, INDEXING, PANEL, WEIGHT, WHOLE_BLOCK, padded
 from qwen3_lib.kernels.packing import matrix_rows
 
 CONNECTIONS = "attn_hyper_connection", "mlp_hyper_connection"
@@ -109,7 +109,7 @@ def stream_tables(weights: Any, caches: list[Any], counts: np.ndarray, new: Any)
         "indices": np.array([(cache.index.ctypes.data, cache.blocks.ctypes.data, cache.index.shape[2],
                               cache.blocks.shape[1]) for cache in caches], INDEX),
         "whole": whole, "whole_cos": cos, "whole_sin": sin,
-        "scores": np.empty((weights.team.n_threads, most + config.indexer_n_heads * BLOCK), np.float32)}
+        "scores": np.empty((m if m <= FEW else weights.team.n_threads, most), np.float32)}
 
 
 def head_config(config: StreamConfig) -> StreamConfig:
@@ -132,7 +132,7 @@ def head_tables(weights: Any, caches: list[Any], counts: np.ndarray, streams: np
     m = len(streams)
     return dense.no_states(weights, caches, counts, streams) | {
         "streams": streams, "which": np.arange(m), "found": np.empty((0, m, 0), np.float32),
-        "indices": np.zeros(len(caches), INDEX), "scores": np.empty((weights.team.n_threads, 1), np.float32)}
+        "indices": np.zeros(len(caches), INDEX), "scores": np.empty((m, 0), np.float32)}
 
 
 def all_widths(config: StreamConfig) -> Widths:
@@ -143,7 +143,8 @@ def all_widths(config: StreamConfig) -> Widths:
     ngrams = padded(streams, PANEL) + padded(config.hidden_size, PANEL)
     low = padded(config.hc_lowrank + config.hc_count, PANEL)
     return plain._replace(mixed=max(plain.mixed, streams, config.ple_embed_dim), projected=max(attending, ngrams, low),
-                          shared=max(plain.shared, config.hc_lowrank), streams=config.hc_count, index=index,
+                          shared=max(plain.shared, config.hc_lowrank),
+                          own=max(plain.own, config.indexer_n_heads * BLOCK), streams=config.hc_count, index=index,
                           blocks=most_blocks(config) if config.indexer_n_heads else 0)
 
 

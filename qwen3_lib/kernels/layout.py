@@ -239,7 +239,7 @@ class NewTokens(NamedTuple):
     whole: of(WHOLE_BLOCK, 1)
     whole_cos: of(np.float32, 2)  # [whole blocks, rope_dim / 2]
     whole_sin: of(np.float32, 2)
-    scores: of(np.float32, 2)  # [n_threads, ...]: of a thread's token, for each block
+    scores: of(np.float32, 2)  # [m, if these are few, or n_threads, blocks]: of a token, or of a thread's token
 
 
 class Space(NamedTuple):

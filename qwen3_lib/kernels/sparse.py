@@ -13,9 +13,10 @@ from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import bits_of, call_at, floats_at, uint16s_at
 from qwen3_lib.kernels.layers import (apply_rope, attend, attend_blocks, cached_rows, gate_heads, join, join_tasks,
                                       place_heads, rms_norm, tiling, up_to)
-from qwen3_lib.kernels.layout import BLOCK, F32, KEYS, PANEL, TRANSPOSED, VECTORS, K, Q
+from qwen3_lib.kernels.layout import BLOCK, F32, FEW, KEYS, PANEL, TRANSPOSED, VECTORS, K, Q
 
 INDEX_QUERY, INDEX_BLOCK = range(2)  # of `index_norms`
+SCORED = 1024  # blocks of the index that a thread scores at a time for few tokens: 0.5 MB
 
 
 @compiled
@@ -86,34 +87,46 @@ def average_blocks(crew, number, job):
 
 @compiled
 def choose_blocks(crew, number, job):
-    """qwen4_exp.chosen_positions, as blocks, of each token that sees more than it may -> chosen_blocks."""
-    rows, sizes, chosen = fields.rows(job), fields.indexing(job)[0], fields.chosen_blocks(job)
-    scores, queries, products = fields.scores(job)[crew.rank], fields.index_queries(job), fields.products(job)
+    """qwen4_exp.chosen_positions, as blocks, of each token that sees more than it may -> chosen_blocks.
+
+    The threads share the blocks of few tokens, which they meet for; each of many tokens is one thread's.
+    """
+    rows, sizes, scores = fields.rows(job), fields.indexing(job)[0], fields.scores(job)
+    chosen, few = fields.chosen_blocks(job), len(rows) <= FEW
+    parts = (scores.shape[1] + SCORED - 1) // SCORED if few else 0
+    for item in items(len(rows) * parts, crew):
+        score(item // parts, item % parts * SCORED, SCORED, number, scores[item // parts], job, crew.rank)
+    wait(crew)
     for t in items(len(rows), crew):
         n = (rows[t].position + 1) // sizes.ratio
         if n > sizes.most:
-            _, blocks = index_of(job, rows[t].sequence, number)
-            score(products, queries[t * sizes.heads:(t + 1) * sizes.heads], blocks[:n], scores)
-            choose_best(scores[:n], chosen[t])
+            own = scores[t if few else crew.rank]
+            if not few:
+                score(t, np.int64(0), n, number, own, job, crew.rank)
+            choose_best(own[:n], chosen[t])
 
 
 @compiled
-def score(products, queries, blocks, scores):
-    """Index queries [heads, width] times those of blocks [n, width], the positive ones added up -> scores [n, ...].
-
-    Behind the scores is room for the products of some blocks.
-    """
-    heads, width = queries.shape
+def score(t, start, n, number, scores, job, rank):
+    """The scores of n blocks from `start` on, or fewer, for a token: its index queries times those of blocks, the
+    positive ones added up. They aren't needed where the token sees all."""
+    sizes, products, queries = fields.indexing(job)[0], fields.products(job), fields.index_queries(job)
+    heads, width, row = sizes.heads, queries.shape[1], fields.rows(job)[t]
+    end = min(start + n, (row.position + 1) // sizes.ratio)
+    if end <= start or (row.position + 1) // sizes.ratio <= sizes.most:
+        return
+    _, blocks = index_of(job, row.sequence, number)
+    blocks, scores, queries = blocks[start:end], scores[start:end], queries[t * heads:(t + 1) * heads]
     how, tiles = tiling(products[KEYS, F32], heads, TRANSPOSED)
     functions = products[KEYS, F32, how]
-    out = floats_at(scores[len(scores) - heads * BLOCK:].ctypes.data, (heads, BLOCK))
+    out = floats_at(fields.own(job)[rank].ctypes.data, (heads, BLOCK))
     for first in range(0, len(blocks), BLOCK):
         n = min(BLOCK, len(blocks) - first)
         for tile in range(tiles):
-            start, end = heads * tile // tiles, heads * (tile + 1) // tiles
-            call_at(functions.address[end - start], (blocks[first:].ctypes.data, blocks.strides[0], n,
-                                                     queries[start:].ctypes.data, queries.strides[0], width,
-                                                     out[start:].ctypes.data, out.strides[0], np.int64(0), np.int64(0)))
+            head, last = heads * tile // tiles, heads * (tile + 1) // tiles
+            call_at(functions.address[last - head], (blocks[first:].ctypes.data, blocks.strides[0], n,
+                                                     queries[head:].ctypes.data, queries.strides[0], width,
+                                                     out[head:].ctypes.data, out.strides[0], np.int64(0), np.int64(0)))
         some = scores[first:first + n]
         some[:] = 0
         for g in range(heads):

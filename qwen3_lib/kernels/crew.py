@@ -24,7 +24,7 @@ from qwen3_lib.kernels.vectors import I32, I64, call
 
 # Pieces for each thread, of few tokens and of many. Few tokens take 20 to 60 us a matrix, to begin a piece costs 0.5.
 PIECES, MANY_PIECES = 2, 32
-TOGETHER = 4  # so many are taken at a time, at the end half of those that are left: then nobody waits for long
+MOST_TAKEN = 4  # so many are taken at a time, at the end half of those that are left: then nobody waits for long
 # How often a waiting thread looks until it calls sched_yield: for 25 us on a Zen 5, longer than a piece of few tokens.
 # How often it calls that: for 0.1 ms. Then it sleeps for so many us in between: Linux moves another thread to this core
 # only while the core is without work, and only a thread that hasn't run for 0.5 ms.
@@ -103,7 +103,7 @@ def taken(queue, number, n, own):
         left = n - first - last
         if left <= 0:
             return 0, 0
-        some = max(min(left // 2, TOGETHER), 1)
+        some = max(min(left // 2, MOST_TAKEN), 1)
         if exchanged(queue, word, number << 32 | counts + (some if own else some << 16)):
             return first if own else n - last - some, some
 

@@ -82,7 +82,7 @@ def even_first(context, x, n):
     return types.void(types.int64, types.int64), codegen
 
 
-def rounded(b: Any, values: Any) -> Any:
+def to_bf16(b: Any, values: Any) -> Any:
     """float32 [32], rounded to the nearest bf16, ties to even: int32 [32], whose lower halves are zeros."""
     bits = b.bitcast(values, vector(I32, GROUP))
     even = b.and_(b.lshr(bits, splat(I32, GROUP, 16)), splat(I32, GROUP, 1))
@@ -100,7 +100,7 @@ def round_groups(context, x, n, step):
     def codegen(context, b, signature, args):
         def group(i: Any) -> None:
             here = at(b, args[0], (i, 4 * GROUP))
-            bits = rounded(b, load(b, here, FLOAT, GROUP))
+            bits = to_bf16(b, load(b, here, FLOAT, GROUP))
             if PAIRS:
                 store(b, b.trunc(b.lshr(bits, splat(I32, GROUP, 16)), vector(I16, GROUP)), at(b, args[0], (i, args[2])))
             else:
@@ -168,7 +168,7 @@ def softmax_row(rounds: bool) -> Any:
                     store(b, value, at(b, x, (i, 2 * GROUP)))
                 else:
                     value = b.shuffle_vector(*halves, ir.Constant(vector(I32, GROUP), list(range(GROUP))))
-                    store(b, rounded(b, value) if rounds else value, at(b, x, (i, 4 * GROUP)))
+                    store(b, to_bf16(b, value) if rounds else value, at(b, x, (i, 4 * GROUP)))
 
             whole = b.sdiv(n, I64(GROUP))
             loop(b, whole, group)

@@ -17,9 +17,9 @@ from llvmlite import ir
 
 from qwen3_lib.kernels.cpu import BYTE_OFFSET, PATH
 from qwen3_lib.kernels.layout import FORMATS, GROUP, GROUP_BYTES, GROUP_SUMS, PANEL, fours_in_16_bits, unit_size
-from qwen3_lib.kernels.vectors import (FLOAT, I8, I16, I32, I64, PackedVector, Way, at, broadcast, dot_bytes, fma,
-                                       half_bytes, in_order, load, loop, minus_zero, odd_and_even, pair_sums, prefetch,
-                                       scales_of, splat, store, unit_of, variable, vector, widened, zero_sums)
+from qwen3_lib.kernels.vectors import (FLOAT, I8, I16, I32, I64, PackedVector, Way, at, broadcast, computed_first,
+                                       dot_bytes, fma, half_bytes, load, loop, minus_zero, odd_and_even, pair_sums,
+                                       prefetch, scales_of, splat, store, unit_of, variable, vector, widened, zero_sums)
 
 DOTS = PATH if PATH == "vnni" else "avx2"
 SPREAD_WAY = Way(2, 6 if DOTS == "vnni" else 4, 2)  # two registers of 8 rows
@@ -150,7 +150,7 @@ def write_spread_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, x:
 
         for k in range(columns):
             if k % steps:
-                in_order(b, running.values())
+                computed_first(b, running.values())
             else:
                 for key, sum_ in running.items():
                     b.store(first_sum(*key), sum_)

@@ -135,7 +135,7 @@ def hidden(b: Any, value: Any) -> Any:
     return b.asm(ir.FunctionType(I64, [I64]), "", "=r,0", [value], False)
 
 
-def in_order(b: Any, variables: Collection[Any]) -> None:
+def computed_first(b: Any, variables: Collection[Any]) -> None:
     """Keeps LLVM from loading what follows before these variables are computed: registers wouldn't hold it all."""
     values = [*map(b.load, variables)]
     kinds = [value.type for value in values]
@@ -504,7 +504,7 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
 
     def four_columns(k: Any) -> None:
         if ordered and k:
-            in_order(b, (running if k % step else wholes).values())
+            computed_first(b, (running if k % step else wholes).values())
         words = {(t, h): b.bitcast(vector_.field(b, I32, number, at(b, I64(byte), (k, 4)), lanes),
                                    vector(I8, 4 * lanes))
                  for t, vector_ in enumerate(vectors) for h, (number, byte) in enumerate(places)}

@@ -360,6 +360,35 @@ def test_what_was_not_used_for_longest_goes_first(load, tmp_path):
     assert 0 < found[5] < 1098 and found[5] % BLOCK == 0
 
 
+def test_what_is_read_counts_as_used(load, tmp_path):
+    model, caches = load(), []
+    for seed in (1, 11, 21):
+        caches.append(model.engine.new_cache(model.config))
+        qwen3.forward(model, talk(600, seed), caches[-1])
+    first, second, third = (np.array(talk(600, seed)) for seed in (1, 11, 21))
+    store = PromptStore(model, tmp_path, 10**9)
+    store.save(caches[0])
+    store.save(caches[1])
+    store.budget = sum(file.stat().st_size for file in tmp_path.iterdir()) + 2**14
+    assert store.find(first)[0] == 600
+    store.save(caches[2])
+    assert [store.find(ids)[0] for ids in (first, second, third)] == [600, 0, 600]
+
+
+@pytest.mark.parametrize("shape", ["dense", "hybrid"])
+def test_a_file_that_is_missing(load, tmp_path, shape):
+    """Nothing behind it is taken."""
+    model, prompt = load(shape), talk(1100)
+    batch = on_disk(model, tmp_path)
+    expected = told(asked(batch, prompt))
+    batch.save()
+    for file in [*tmp_path.iterdir()]:
+        content = file.read_bytes()
+        file.unlink()
+        assert told(asked(on_disk(model, tmp_path), prompt)) == expected
+        file.write_bytes(content)
+
+
 def test_half_written_files_go_as_others_do(load, tmp_path):
     name = tmp_path / f"{'a' * 40}-256.rows.01234567.tmp"
     name.write_bytes(bytes(2**22))

@@ -129,6 +129,18 @@ def test_what_is_in_memory_is_not_read_again(load, tmp_path, monkeypatch):
     assert asked(other, prompt).cached_tokens == 898 and len(read) == 4  # the third, and the end of the turn
 
 
+def test_the_state_of_a_file_is_kept_in_memory(load, tmp_path, monkeypatch):
+    """For another answer to the same question, too, it is read once."""
+    model, prompt, read, real = load("hybrid"), talk(700), [], PromptStore.read
+    first = on_disk(model, tmp_path)
+    asked(first, prompt)
+    first.save()
+    monkeypatch.setattr(PromptStore, "read", lambda self, name: read.append(name) or real(self, name))
+    batch = on_disk(model, tmp_path, slots=1)
+    assert [asked(batch, [*prompt, i]).cached_tokens for i in (5, 6)] == [698, 698]
+    assert len([name for name in read if name.endswith("state")]) == 1
+
+
 def test_a_prompt_that_leaves_the_memory_is_found_on_the_disk(load, tmp_path):
     """From a slot if there is no other memory, or from a copy that goes; the side requests of agents don't matter."""
     model, prompts = load(), [talk(600, seed) for seed in (1, 11, 21)]
@@ -405,7 +417,9 @@ def test_two_processes_share_a_folder(load, tmp_path):
     first, second = on_disk(model, tmp_path), on_disk(model, tmp_path)
     asked(first, talk(600))
     assert asked(second, talk(600)).cached_tokens == 0
+    now = tmp_path.stat().st_mtime_ns
     first.save()
+    os.utime(tmp_path, ns=(now, now))  # as if all of it had happened in one tick of the file system
     longer = asked(second, [*talk(600), 9], 30)
     assert longer.cached_tokens == 600  # its own slot's
     asked(first, words(20, 3))

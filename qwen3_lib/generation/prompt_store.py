@@ -45,13 +45,9 @@ def fingerprint(model: Model, cache: KVCache) -> str:
     if (folder := model.source.adapter) is not None:
         for file in (ADAPTER_CONFIG, ADAPTER_WEIGHTS):
             digest.update((folder / file).read_bytes())
-    digest.update(ends_of(model.source.tensors | model.source.heads))
+    for name, tensor in sorted((model.source.tensors | model.source.heads | model.source.tower).items()):
+        digest.update(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor))
     return digest.hexdigest()
-
-
-def ends_of(tensors: dict[str, Any]) -> bytes:
-    return b"".join(f"{name} {tensor.dtype} {tensor.shape}".encode() + both_ends(tensor)
-                    for name, tensor in sorted(tensors.items()))
 
 
 class PromptStore:
@@ -68,9 +64,8 @@ class PromptStore:
         except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
             raise InputError(f"{folder}: no folder for prompts: {getattr(error, 'strerror', None) or error}") from error
         check_place(self.folder / "x")
-        cache, tower = model.engine.new_cache(model.config, 1), hashlib.sha256(ends_of(model.source.tower)).hexdigest()
-        self.start = f"{LAYOUT} {sys.byteorder} {getattr(model.weights, 'numbers', None)} {cache.kind} {tower} " + \
-            fingerprint(model, cache)
+        cache = model.engine.new_cache(model.config, 1)
+        self.start = f"{LAYOUT} {sys.byteorder} {fingerprint(model, cache)}"
         self.stateful = bool(cache.state(0))  # whether a state belongs to the positions at which it can go on
         self.names, self.stops, self.seen = set[str](), list[int](), 0  # the folder's, and when it last changed
         self.buffers, self.failed = threading.local(), False  # failed: the last file couldn't be written

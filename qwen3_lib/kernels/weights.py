@@ -99,11 +99,6 @@ class Weights:
         rounds = ROUNDED in (head, *self.formats, *self.experts_formats)
         return FORMATS[BF16 if most == ROUNDED else most].name + ", activations bf16" * rounds
 
-    @property
-    def numbers(self) -> str:
-        """In which formats the matrices are: with the weights, they decide the bits of a result."""
-        return f"{self.format} {[FORMATS[form].name for form in (*self.formats, *self.experts_formats)]}"
-
     def work_space(self, config: Config, m: int, n_tasks: int, n_queries: int) -> tuple[Space, np.ndarray]:
         """A Space for m tokens, n_tasks tasks and n_queries queries of a task; an earlier one, if it fits.
 

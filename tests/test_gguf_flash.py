@@ -12,14 +12,16 @@ import pytest
 import qwen3
 import qwen3_numba as fast
 import qwen4_exp
-from configs import FLASH
+from configs import FLASH, seeing_hybrid
 from helpers import assert_one_line, logits_of, message_of, random_ids, stored_in
 from make_random_model import make_random_model
+from published import tensors_of, write_tensors
 from qwen3 import to_float32
 from qwen3_lib.io.models import open_model
 
 gguf = pytest.importorskip("gguf")
 from test_gguf_file import N_TOKENS, as_converted, finished, tokenizer_keys  # noqa: E402
+from test_mmproj import logits, write_tower  # noqa: E402
 
 SMALL = FLASH | {"vocab_size": N_TOKENS, "hidden_size": 64, "ple_embed_dim": 256, "hc_lowrank": 32, "head_dim": 32,
                  "moe_intermediate_size": 32, "shared_expert_intermediate_size": 64, "linear_key_head_dim": 32,
@@ -153,6 +155,20 @@ def test_a_converted_model_is_the_folder(path, tmp_path):
         qwen4_exp.qwen3_5.mtp_config(model.config)), 2)[0] for model in map(qwen3.load_model, (file, path))]
     assert np.abs(guesses[0] - guesses[1]).max() < 1e-4
     assert qwen3.load_model(file).sampling == qwen3.Sampling(1.0, 20, 0.95)
+
+
+def test_pictures(path, tmp_path):
+    """With the tower in an mmproj file: the logits of a folder with the same tensors."""
+    config = seeing_hybrid({key: value for key, value in SMALL.items() if key != "mtp_num_hidden_layers"}, "0.8B")
+    config["text_config"]["vocab_size"] = N_TOKENS
+    folder = make_random_model(config, tmp_path / "folder", "float32")
+    text = {name.replace("model.", "model.language_model.", 1): tensor for name, tensor in tensors_of(path).items()}
+    tensors = {name: text.get(name, tensor) for name, tensor in tensors_of(folder).items()}
+    write_tensors(folder / "model.safetensors", tensors)
+    file = write_flash(path, tmp_path / "x.gguf")
+    write_tower(folder, tmp_path / "mmproj.gguf")
+    for engine in (qwen3.Engine, fast.engine):
+        assert np.array_equal(*(logits(qwen3.load_model(each, engine())) for each in (file, folder)))
 
 
 @pytest.mark.parametrize("form", ["F16", "BF16", "Q8_0", "Q4_0", "Q5_1"])

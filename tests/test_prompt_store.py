@@ -6,6 +6,7 @@ import random
 import signal
 import stat
 import tempfile
+import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -417,13 +418,14 @@ def test_two_processes_share_a_folder(load, tmp_path):
     first, second = on_disk(model, tmp_path), on_disk(model, tmp_path)
     asked(first, talk(600))
     assert asked(second, talk(600)).cached_tokens == 0
-    now = tmp_path.stat().st_mtime_ns
     first.save()
-    os.utime(tmp_path, ns=(now, now))  # as if all of it had happened in one tick of the file system
     longer = asked(second, [*talk(600), 9], 30)
     assert longer.cached_tokens == 600  # its own slot's
+    soon = 2 * (time.time_ns() + 10**12,)
+    os.utime(tmp_path, ns=soon)
     asked(first, words(20, 3))
     second.save()
+    os.utime(tmp_path, ns=soon)  # as if all of it had happened in one tick of the file system
     assert asked(first, [*talk(600), 9, *longer.token_ids, 8]).cached_tokens == 630
 
 

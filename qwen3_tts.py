@@ -138,6 +138,7 @@ class Talk:
     def __init__(self, model: Model, x: np.ndarray, trailing: np.ndarray, limit: int, rng: np.random.Generator,
                  temperature: float | None = None):
         self.x, self.trailing, self.rng, self.codes = x, trailing, rng, list[np.ndarray]()
+        self.state = dict[str, Any]()  # the codec's
         self.finish_reason: str | None = None  # then "stop", or "length" after `limit` frames
         self.voices, room = voices_of(model), model.config.context_length - len(x)
         if room < 1:
@@ -215,15 +216,21 @@ def predict_codes(model: Model, states: np.ndarray, first: np.ndarray, talks: li
 
 
 # ---- Codec: from codes to samples ------------------------------------------------------------------------------------
-# Each function computes a frame of x [times, channels], and keeps in `state`, by its name, what it needs of the past.
+# Each function computes the next x [times, channels], and keeps in `state`, by its name, what it needs of the past.
+
+IN_CACHE = 1 << 18  # numbers
+BLOCK = 8           # frames, at most, that are decoded at once: weights are read once for all of them
 
 def convolved(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, Any], dilation: int = 1) -> np.ndarray:
     """Each time sees itself and kernel - 1 earlier ones, `dilation` apart: x [n, inputs] -> [n, outputs].
 
-    One product; 0 before the beginning.
+    A product for IN_CACHE numbers side by side; 0 before the beginning.
     """
-    kernel = w[f"{name}.weight"].shape[1] // x.shape[1]  # weight: [outputs, kernel * inputs]
-    return dense(side_by_side(remembered(x, (kernel - 1) * dilation, state, name), kernel, dilation), w, name)
+    n, kernel = len(x), w[f"{name}.weight"].shape[1] // x.shape[1]  # weight: [outputs, kernel * inputs]
+    most, past = max(1, IN_CACHE // w[f"{name}.weight"].shape[1]), (kernel - 1) * dilation
+    x = remembered(x, past, state, name)
+    return np.concatenate([dense(side_by_side(x[i:min(i + most, n) + past], kernel, dilation), w, name)
+                           for i in range(0, n, most)])
 
 
 def side_by_side(x: np.ndarray, kernel: int, dilation: int) -> np.ndarray:
@@ -266,15 +273,16 @@ def snake(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
 
 def codec_layer(x: np.ndarray, w: dict[str, Any], name: str, config: Config, window: int, state: dict[str, Any],
                 cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """x [1, hidden_size] of a frame -> the same shape. It sees the last `window` frames, itself among them."""
-    h = rms_norm(x, w[f"{name}.input_layernorm.weight"], config.rms_norm_eps)
-    q, k, v = (linear(h, w[f"{name}.self_attn.{part}_proj.weight"]).reshape(1, -1, config.head_dim).swapaxes(0, 1)
+    """x [n, hidden_size] of frames -> the same shape. Each sees the last `window` frames, itself among them."""
+    n, h = len(x), rms_norm(x, w[f"{name}.input_layernorm.weight"], config.rms_norm_eps)
+    q, k, v = (linear(h, w[f"{name}.self_attn.{part}_proj.weight"]).reshape(n, -1, config.head_dim).swapaxes(0, 1)
                for part in "qkv")
-    k = apply_rope(k, cos, sin)
+    q, k = apply_rope(q, cos, sin), apply_rope(k, cos, sin)
     if name in state:
-        k, v = (np.concatenate([old, new], axis=1)[:, -window:] for old, new in zip(state[name], (k, v)))
-    state[name] = k, v
-    heads = attention(apply_rope(q, cos, sin), k, v).swapaxes(0, 1).reshape(1, -1)
+        k, v = (np.concatenate([old, new], axis=1) for old, new in zip(state[name], (k, v)))
+    state[name], ends = (k[:, -window:], v[:, -window:]), range(k.shape[1] - n + 1, k.shape[1] + 1)
+    heads = np.concatenate([attention(q[:, i:i + 1], k[:, max(end - window, 0):end], v[:, max(end - window, 0):end])
+                            for i, end in enumerate(ends)], axis=1).swapaxes(0, 1).reshape(n, -1)
     x = x + linear(heads, w[f"{name}.self_attn.o_proj.weight"]) * w[f"{name}.self_attn_layer_scale.scale"]
     h = rms_norm(x, w[f"{name}.post_attention_layernorm.weight"], config.rms_norm_eps)
     return x + swiglu(h, *(w[f"{name}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))) * \
@@ -318,23 +326,42 @@ class Codec:
 def decode(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.ndarray:
     """Codes [n, groups] of the next frames -> samples from -1 to 1, float32 [n * codec.samples].
 
-    `state`: {} before the first frame; it keeps what the next frames need. One frame at a time, so that a sound has the
-    same bits as it comes and at once.
+    `state`: {} before the first frame; it keeps what the next frames need. In blocks whose size depends on the number
+    of frames before: a sound that is decoded by complete blocks, as `heard` does, has the same bits as all at once.
     """
-    samples = np.concatenate([decode_frame(codec, frame, state) for frame in codes])
+    parts = list[np.ndarray]()
+    while len(codes):
+        n = block_size(state.get("frames", 0))
+        parts.append(decode_block(codec, codes[:n], state))
+        codes = codes[n:]
+    samples = np.concatenate(parts)
     if not np.isfinite(samples).all():
         raise InputError("the codec gives samples that are no finite numbers")
     return samples
 
 
-def decode_frame(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.ndarray:
-    """The next frame's codes [groups] -> its samples, float32 [codec.samples]."""
+def block_size(n: int) -> int:
+    """How many frames are decoded at once after n: few, so that the first sound comes soon and none comes too late."""
+    return min(1 + n // 4, BLOCK)
+
+
+def heard(codec: Codec, talk: Talk) -> np.ndarray:
+    """The samples of the frames that a talk has drawn since the last time; none until they are a block, or the end."""
+    n = talk.state.get("frames", 0)
+    codes = np.array(talk.codes[n:])
+    if not len(codes) or len(codes) < block_size(n) and talk.finish_reason is None:
+        return np.empty(0, np.float32)
+    return decode(codec, codes, talk.state)
+
+
+def decode_block(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.ndarray:
+    """The next frames' codes [n, groups] -> their samples, float32 [n * codec.samples]."""
     w, config, about = codec.weights, codec.config, codec.about
-    rows = w["codebooks"][np.arange(len(codes)), codes]  # [groups, d]
-    x = linear(rows[:1], w["rvq_first"]) + linear(rows[1:].sum(axis=0, keepdims=True), w["rvq_rest"])
+    rows = w["codebooks"][np.arange(codes.shape[1]), codes]  # [n, groups, d]
+    x = linear(rows[:, 0], w["rvq_first"]) + linear(rows[:, 1:].sum(axis=1), w["rvq_rest"])
     x = dense(convolved(x, w, "pre_conv.conv", state), w, "pre_transformer.input_proj")
-    state["frames"] = state.get("frames", 0) + 1
-    turned = rope_tables(config, np.array([state["frames"] - 1]))
+    state["frames"] = state.get("frames", 0) + len(codes)
+    turned = rope_tables(config, np.arange(state["frames"] - len(codes), state["frames"]))
     for i in range(config.num_hidden_layers):
         x = codec_layer(x, w, f"pre_transformer.layers.{i}", config, about["sliding_window"], state, *turned)
     x = dense(rms_norm(x, w["pre_transformer.norm.weight"], config.rms_norm_eps), w, "pre_transformer.output_proj")
@@ -515,11 +542,10 @@ class Speech(Iterator[np.ndarray]):
 
     def speak(self) -> Iterator[np.ndarray]:
         for talk in self.talks():
-            state = dict[str, Any]()
             while talk.finish_reason is None:
-                [codes] = next_frames(self.model, [talk])
-                if codes is not None:
-                    yield decode(self.codec, codes[None], state)
+                next_frames(self.model, [talk])
+                if len(samples := heard(self.codec, talk)):
+                    yield samples
 
     def __next__(self) -> np.ndarray:
         self.pieces.append(next(self.coming))

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_tts import Speech, Talk, decode, next_frames
+from qwen3_tts import Speech, Talk, heard, next_frames
 from tokenizer_utils import InputError
 
 
@@ -16,12 +16,11 @@ class Singer:
     def __init__(self, speech: Speech):
         self.speech, self.talks, self.n_frames = speech, speech.talks(), 0
         self.talk: Talk | None = None
-        self.state = dict[str, Any]()  # the codec's
 
     def turn(self) -> Talk | None:
         """The Talk that goes on; None at the end of the text. Raises InputError."""
         if self.talk is None or self.talk.finish_reason is not None:
-            self.talk, self.state = next(self.talks, None), {}
+            self.talk = next(self.talks, None)
         return self.talk
 
 
@@ -44,9 +43,8 @@ def sing(singers: list[Singer]) -> list[Outcome]:
             frames = next_frames(going[0][0].speech.model, [talk for _, talk in going])
         except InputError as error:  # weights that aren't finite
             return [error] * len(singers)
-        for (singer, _), codes in zip(going, frames):
-            outcomes[singer] = np.empty(0, np.float32) if codes is None else decode(
-                singer.speech.codec, codes[None], singer.state)
+        for (singer, talk), codes in zip(going, frames):
+            outcomes[singer] = heard(singer.speech.codec, talk)
             singer.n_frames += codes is not None
     return [outcomes[singer] for singer in singers]
 

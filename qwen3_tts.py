@@ -218,8 +218,8 @@ def predict_codes(model: Model, states: np.ndarray, first: np.ndarray, talks: li
 # ---- Codec: from codes to samples ------------------------------------------------------------------------------------
 # Each function computes the next x [times, channels], and keeps in `state`, by its name, what it needs of the past.
 
-IN_CACHE = 1 << 18  # numbers
-BLOCK = 8           # frames, at most, that are decoded at once: weights are read once for all of them
+IN_CACHE = 1 << 18  # numbers that lie side by side for one product
+MOST_FRAMES = 8     # that are decoded at once: weights are read once for all of them
 
 def convolved(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, Any], dilation: int = 1) -> np.ndarray:
     """Each time sees itself and kernel - 1 earlier ones, `dilation` apart: x [n, inputs] -> [n, outputs].
@@ -342,7 +342,7 @@ def decode(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.ndarray
 
 def block_size(n: int) -> int:
     """How many frames are decoded at once after n: few, so that the first sound comes soon and none comes too late."""
-    return min(1 + n // 4, BLOCK)
+    return min(1 + n // 4, MOST_FRAMES)
 
 
 def heard(codec: Codec, talk: Talk) -> np.ndarray:

@@ -7,8 +7,9 @@ words of `tests/tiny_hearing`, which understands it. First the codec is trained,
 code predictor. The sentences of the held-out set, those of hearing.py, are not in the training set.
 
 The weights in the folder were made while this script was written: 2,000 steps of the codec, with 2,500 utterances;
-1,000 steps of the talker with these, which it learned by heart; then 1,700 with up to 7,500 utterances and hidden
-frames, as now. A run from nothing hasn't been judged yet.
+1,000 steps of the talker with these, which it learned by heart; then 1,700 and 1,200 with up to 8,500 utterances and
+hidden frames, as now. The result is the mean of the weights before and after the last 1,200. A run from nothing hasn't
+been judged yet.
 """
 import argparse
 import random

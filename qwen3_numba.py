@@ -74,7 +74,8 @@ try:
     from qwen3_lib.kernels.team import team_of
     from qwen3_lib.kernels.ways import ways_for, ways_table
     from qwen3_lib.kernels.weights import (Weights, build_layers, bytes_in, choose_formats, formats_in, has_head,
-                                           may_move, move_layer, mtp_head, stored_tensors, take_slots, touch_pages)
+                                           may_move, move_layer, mtp_head, stored_tensors, take_slots, touch_pages,
+                                           with_head_rows)
 except ImportError as error:
     if __name__ == "__main__":
         sys.exit(f"qwen3_numba.py: {error}")
@@ -101,6 +102,7 @@ def load_weights(source: Source, quantize: str | None = None, threads: int | Non
     saved, kind, config = source.saved, kind_for(source.kind), source.config
     if saved is not None and quantize not in (None, saved.format):
         raise InputError(f"{source.path}: this checkpoint is {saved.format}, so it can't be made {quantize}")
+    quantize = quantize and source.kind.fewest or quantize
     shapes, stored = stored_tensors(source)
     format = saved.format if saved else quantize
     if activations == "f32":
@@ -354,7 +356,7 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
         load = partial(load_weights, quantize=packing, threads=threads, activations=activations or "bf16")
         return Engine(load, kind_for(source.kind).cache(CACHES[cached]), run_pass, guess=guess, drafts=True,
-                      rows=lambda model, name, token_ids: matrix_rows(
+                      part=with_head_rows, rows=lambda model, name, token_ids: matrix_rows(
                           model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow)
 
     return for_model

@@ -51,8 +51,8 @@ if __name__ == "__main__" and find_spec("qwen3") is None:
 
 import qwen3  # first: it says in one line what is missing
 import numpy as np
-from qwen3 import (CHUNK, LIBRARY, QWEN3, Config, Engine, Media, Model, Pass, Sampling, Source, apply_rope, attention,
-                   check_finite, checked_number, checked_whole, config_of, dense, gelu, layer_norm, linear,
+from qwen3 import (CHUNK, LIBRARY, QWEN3, Config, Engine, Media, Model, Pass, Sampling, Source, Tensor, apply_rope,
+                   attention, check_finite, checked_number, checked_whole, config_of, dense, gelu, layer_norm, linear,
                    map_safetensors, rms_norm, rope_tables, sample, swiglu, to_float32, together)
 from tokenizer_utils import InputError, brief, read_json_object
 
@@ -146,7 +146,7 @@ class Talk:
         self.limit, predictor = min(limit, room), self.voices.predictor(model.engine)
         self.sampling, self.other = (each.updated(temperature=temperature) for each in self.voices.sampling)
         self.cache = model.engine.new_cache(model.config)
-        self.frame = model.engine.new_cache(predictor.config, self.voices.groups)  # the predictor's, new in each frame
+        self.frame = model.engine.new_cache(predictor[0].config, self.voices.groups)  # new in each frame
 
     def first(self, logits: np.ndarray) -> int:
         """Draws c0, or the end, from the talker's logits [vocab_size]."""
@@ -165,19 +165,20 @@ class Talk:
         return codes
 
 
-def pass_of(caches: list[Any], x: list[np.ndarray], wanted: bool) -> Pass:
-    """What goes through the layers after each cache: x[i] [n, hidden_size]; logits are wanted after each last row."""
+def pass_of(caches: list[Any], x: list[np.ndarray], states: bool = False) -> Pass:
+    """What goes through the layers after each cache: x[i] [n, hidden_size]; logits are wanted after each last row,
+    and hidden states of all rows if `states`."""
     ends = np.cumsum([len(each) for each in x])
     rows = [(cache, slice(end - len(each), end)) for cache, each, end in zip(caches, x, ends.tolist())]
     positions = together([cache.reserve(len(each)) for cache, each in zip(caches, x)])
-    return Pass(np.zeros_like(positions), together(x), positions, rows, ends[:len(ends) * wanted] - 1, True)
+    return Pass(np.zeros_like(positions), together(x), positions, rows, ends - 1, states)
 
 
 def next_frames(model: Model, talks: list[Talk]) -> list[np.ndarray | None]:
     """Runs talks that aren't finished one frame further, in one pass -> codes [groups] of each; None: it has ended."""
     for talk in talks:
         while len(talk.x) > CHUNK:  # of a long prompt
-            model.engine.run(model, pass_of([talk.cache], [talk.x[:CHUNK]], False))
+            model.engine.run(model, pass_of([talk.cache], [talk.x[:CHUNK]]))
             talk.x = talk.x[CHUNK:]
     new = pass_of([talk.cache for talk in talks], [talk.x for talk in talks], True)
     logits, states = model.engine.run(model, new)
@@ -204,10 +205,9 @@ def predict_codes(model: Model, states: np.ndarray, first: np.ndarray, talks: li
         cache.truncate(0)
     total = model.engine.rows(model, "embed_tokens", first)
     x = np.stack([states, total], axis=1)  # [m, 2, hidden_size]
-    for i in range(voices.groups - 1):
+    for i, model_of_code in enumerate(predictor):
         narrow = dense(x, w, "small_to_mtp_projection") if "small_to_mtp_projection.weight" in w else x  # in the 1.7B
-        _, hidden = predictor.engine.run(predictor, pass_of(caches, [*narrow], False))
-        logits = linear(hidden[x.shape[1] - 1::x.shape[1]], w[f"lm_head.{i}.weight"])
+        logits, _ = model.engine.run(model_of_code, pass_of(caches, [*narrow]))
         check_finite(model, logits)
         codes.append(np.array([sample(row, talk.other, talk.rng) for row, talk in zip(logits, talks)]))
         x = w[f"model.codec_embedding.{i}.weight"][codes[-1]][:, None]
@@ -427,7 +427,7 @@ class Voices(Media):
 
     def __init__(self, source: Source):
         super().__init__()
-        self.source, about, self.models = source, source.language, dict[Engine, Model]()
+        self.source, about, self.models = source, source.language, dict[Engine, list[Model]]()
         self.kind, self.names = source.about.get("tts_model_type"), given(about, "spk_id")
         self.ids, self.dialects = given(about, "codec_language_id"), given(about, "spk_is_dialect")
         self.languages = [name for name in self.ids if "dialect" not in name]
@@ -458,7 +458,7 @@ class Voices(Media):
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
-        """The code predictor's tables and heads, and the projections. Raises InputError if one doesn't fit."""
+        """The code predictor's tables, and the projections. Raises InputError if one doesn't fit."""
         found = {name.removeprefix(start): tensor for start in AROUND_TALKER
                  for name, tensor in self.source.tower.items() if name.startswith(start)}
         size, width, within = self.config.vocab_size, self.source.config.hidden_size, self.config.hidden_size
@@ -471,7 +471,7 @@ class Voices(Media):
                    if within != width}
         if wrong := [name for name, shape in shapes.items() if name not in found or [*found[name].shape] != shape]:
             raise InputError(f"{self.source.path}: the weights don't fit config.json: no right {wrong[0]}")
-        return {name: to_float32(found[name]) for name in shapes if name != "text_embedding.weight"}
+        return {name: to_float32(found[name]) for name in shapes if not name.startswith(("text_", "lm_head."))}
 
     def text(self, ids: list[int]) -> np.ndarray:
         """The vectors of a text's tokens [n] -> [n, hidden_size]."""
@@ -481,16 +481,27 @@ class Voices(Media):
         h = dense(to_float32(table._replace(data=table.read()[ids])), w, "linear_fc1")
         return dense(h / (1 + np.exp(-h)), w, "linear_fc2")
 
-    def predictor(self, engine: Engine) -> Model:
-        """The code predictor's layers as a model of its own, in this engine; its logits are never wanted."""
+    def predictor(self, engine: Engine) -> list[Model]:
+        """The code predictor in this engine: a model for each code after c0, with the same layers and another head."""
         if engine not in self.models:
             found = {name.removeprefix(AROUND_TALKER[0]): tensor for name, tensor in self.source.tower.items()}
-            tensors = found | {"model.embed_tokens.weight": found["lm_head.0.weight"]}  # where an engine wants a head
-            tensors = qwen3.fitting(tensors, QWEN3.shapes(self.config), True, self.source.path)
-            source = replace(self.source, kind=replace(QWEN3, engine=engine), config=self.config, tensors=tensors,
-                             tower={}, heads={}, saved=None)
-            weights, none = engine.load_weights(source), cast(Any, None)
-            self.models[engine] = Model(source, self.config, weights, none, Sampling(), (), None, engine)
+            heads = [found[f"lm_head.{i}.weight"] for i in range(self.groups - 1)]
+            if len({head.dtype for head in heads}) > 1:
+                heads = [Tensor("F32", to_float32(head), head.mapping) for head in heads]
+            n, size = len(heads), self.config.vocab_size
+            apart = -(-size // 32) * 32  # rows: an engine may pack 32 together
+            table = np.zeros((n, apart, self.config.hidden_size), heads[0].data.dtype)
+            for rows, head in zip(table, heads):
+                rows[:size] = head.data
+            tensors = found | {"model.embed_tokens.weight": heads[0]._replace(data=table.reshape(n * apart, -1))}
+            config, none = replace(self.config, vocab_size=n * apart), cast(Any, None)
+            source = replace(self.source, kind=replace(QWEN3, engine=engine, fewest="int8"), config=config,
+                             tensors=qwen3.fitting(tensors, QWEN3.shapes(config), True, self.source.path), tower={},
+                             heads={}, saved=None)
+            weights = engine.load_weights(source)
+            self.models[engine] = [
+                Model(source, config, engine.part(weights, slice(i * apart, i * apart + size)), none, Sampling(), (),
+                      None, engine) for i in range(n)]
         return self.models[engine]
 
 

@@ -19,7 +19,7 @@ from qwen3_lib.generation.sentences import LONGEST_TEXT, sentences, spoken_parts
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.sounds import open_sound
 from oracle import norm, oracle
-from qwen3_tts import Talk, decode, heard, next_frames, speak, talker_prompt, voices_of
+from qwen3_tts import Talk, decode, heard, next_frames, pass_of, speak, talker_prompt, voices_of
 from talking import make_talking
 from tts_oracle import codec_oracle
 
@@ -154,7 +154,7 @@ def test_prompt_and_frames(model, monkeypatch):
         if (narrow := f"{start}.small_to_mtp_projection") and f"{narrow}.weight" in tensors:
             x = x @ tensors[f"{narrow}.weight"].T + tensors[f"{narrow}.bias"]
         for i in range(voices.groups - 1):
-            expected = oracle_of(voices.predictor(model.engine), x, tensors[f"{start}.lm_head.{i}.weight"])[0][i + 1]
+            expected = oracle_of(voices.predictor(model.engine)[i], x, tensors[f"{start}.lm_head.{i}.weight"])[0][i + 1]
             assert np.abs(seen[n * voices.groups + i + 1] - expected).max() < 1e-5 * expected.std()
 
 
@@ -170,6 +170,30 @@ def test_several_talks_in_one_pass(path, engine):
     for i, (text, talk) in enumerate(zip(texts, talks)):
         alone = frames_of(model, i, 5 + 2 * i, text=text)
         assert talk.finish_reason == alone.finish_reason and np.array_equal(talk.codes, alone.codes)
+
+
+def predicted(path, engine):
+    """The code predictor's logits [groups - 1, codes] after some vectors, by each of its heads."""
+    model, rng = qwen3.load_model(path, engine), np.random.default_rng(0)
+    predictor = voices_of(model).predictor(model.engine)
+    x = rng.standard_normal((5, predictor[0].config.hidden_size), np.float32)
+    return np.array([model.engine.run(each, pass_of([model.engine.new_cache(each.config)], [x.copy()]))[0][0]
+                     for each in predictor])
+
+
+@pytest.mark.parametrize("size", [64, 70])  # 70: rows that fill no block
+def test_heads_of_the_code_predictor(tmp_path, size):
+    """The fast engine's are NumPy's, and int4 leaves the code predictor at int8."""
+    config, codec = tts_config(), codec_config()
+    config["talker_config"]["code_predictor_config"]["vocab_size"] = size
+    codec["decoder_config"]["codebook_size"] = size
+    path = make_talking(tmp_path, config, codec)
+    expected = predicted(path, qwen3.Engine())
+    exact, int8, int4 = (predicted(path, qwen3_numba.engine(quantize, activations="f32" if quantize is None else None))
+                         for quantize in (None, "int8", "int4"))
+    assert exact.shape == (voices_of(qwen3.load_model(path)).groups - 1, size)
+    assert np.abs(exact - expected).max() < 1e-2 * expected.std() < np.abs(expected[1:] - expected[:-1]).mean()
+    assert np.abs(int8 - expected).max() < 0.2 * expected.std() and np.array_equal(int4, int8)
 
 
 def test_what_may_be_drawn(model):

@@ -173,6 +173,14 @@ def move_layer(w: Weights) -> None:
         w.moving.release()
 
 
+def with_head_rows(w: Weights, rows: slice) -> Weights:
+    """The same weights, whose lm_head has these rows; if it is packed, they begin with a block."""
+    head = w.layers.head.copy()
+    head["address"] += rows.start // (PANEL if is_packed(int(head[0].form)) else 1) * head["stride"]
+    head["rows"] = rows.stop - rows.start
+    return replace(w, layers=w.layers._replace(head=head))
+
+
 def bytes_in(matrices: Iterable[np.ndarray]) -> dict[int, int]:
     """Format -> the bytes of the matrices, WEIGHT [1], in this format."""
     found = Counter[int]()

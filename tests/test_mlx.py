@@ -10,7 +10,7 @@ import pytest
 
 import qwen3
 import qwen3_numba as fast
-from configs import BASE, HYBRID, HYBRID_MOE, NEXT, ROOT, asr_config, seeing_hybrid, vl_config
+from configs import BASE, FLASH, HYBRID, HYBRID_MOE, NEXT, ROOT, asr_config, seeing_hybrid, vl_config
 from hearing import make_hearing, voice
 from helpers import (assert_batches_and_drafts_change_nothing, assert_one_line, edit_json, logits_of,
                      message_of, random_ids, run_main)
@@ -73,7 +73,7 @@ def converted(path, prefix="", tower="", added=(), head_added=True):
         elif name.startswith("thinker."):
             name = name.removeprefix("thinker.")
         elif not name.startswith("mtp."):
-            name = prefix + name.replace("model.language_model.", "model.")
+            name = prefix + name.replace("model.language_model.", "model.").replace(".shard_", ".shards.")
         out[name] = dtype, data
     write_tensors(path / "model.safetensors", out)
     index = {"metadata": {}, "weight_map": dict.fromkeys(out, "model.safetensors")}
@@ -103,7 +103,8 @@ TEXTS = {  # name -> (config, prefix, norms)
     "qwen3, untied": (BASE | WIDE | {"tie_word_embeddings": False}, "", ()),
     "qwen3_moe": (MOE | SPARSE, "", ()), "qwen3_next": (NEXT | HYBRIDS, "", NORMS),
     "qwen3_5": (HYBRID | HYBRIDS, "language_model.", NORMS),
-    "qwen3_5_moe": (HYBRID_MOE | HYBRIDS, "language_model.", NORMS)}
+    "qwen3_5_moe": (HYBRID_MOE | HYBRIDS, "language_model.", NORMS),
+    "qwen4_exp": (FLASH | HYBRIDS | {"ple_embed_dim": 64}, "language_model.", ())}  # mlx-vlm leaves its norms
 QUANTIZED = {"bf16": None, "4 bits": (four_and_eight, FOUR | ROUTERS), "3 bits": (mlx, FOUR | {"bits": 3}),
              "6 bits": (mlx, {"group_size": 32, "bits": 6, "mode": "affine"}),
              "mxfp4": (mlx, {"group_size": 32, "bits": 4, "mode": "mxfp4"})}

@@ -12,11 +12,13 @@ from qwen3 import Tensor, to_float32
 
 STARTS = {"language_model.model.": "model.language_model.", "language_model.lm_head.": "lm_head.",
           "language_model.mtp.": "mtp.", "vision_tower.": "model.visual.", "audio_tower.": "thinker.audio_tower."}
-STACKED, CONVOLUTION, MTP_NORM = ".switch_mlp.", ".linear_attn.conv1d.weight", "mtp.pre_fc_norm_embedding.weight"
+STACKED, CONVOLUTIONS, MTP_NORM = ".switch_mlp.", (".linear_attn.conv1d.weight", ".ple.conv1d.weight"), \
+    "mtp.pre_fc_norm_embedding.weight"
 
 
 def qwens_name(name: str) -> str:
     """The name of a tensor or a module in Qwen's own files."""
+    name = name.replace(".ngram_embedding.shards.", ".ngram_embedding.shard_")
     return next((ours + name.removeprefix(start) for start, ours in STARTS.items() if name.startswith(start)), name)
 
 
@@ -31,10 +33,11 @@ def from_mlx(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
             tensors |= {f"{start}.experts.{i}.{part}": tensor._replace(data=data) for i, data in enumerate(tensor.data)}
         else:
             tensors[name] = tensor._replace(data=channels_first(name, tensor.data))
-    if any(name.endswith(CONVOLUTION) and tensor.shape != tensors[qwens_name(name)].shape
-           for name, tensor in stored.items()):
-        # The converter that turned the convolution has also added 1 to norms; an MTP head may come from elsewhere. Of
-        # Qwen's heads, this norm has a mean of -0.44, and of 0.56 with the 1.
+    if not any(".attn_hyper_connection." in name for name in tensors) and any(
+            name.endswith(CONVOLUTIONS) and tensor.shape != tensors[qwens_name(name)].shape
+            for name, tensor in stored.items()):
+        # The converter that turned the convolution has also added 1 to norms, but of Qwen3.8-Flash-Next; an MTP head
+        # may come from elsewhere. Of Qwen's heads, this norm has a mean of -0.44, and of 0.56 with the 1.
         head = to_float32(tensors[MTP_NORM]).mean() > 0.25 if MTP_NORM in tensors else False
         for name, tensor in tensors.items():
             added = head if name.startswith("mtp.") else not name.startswith("model.visual.")
@@ -45,7 +48,7 @@ def from_mlx(stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 def channels_first(name: str, data: Any) -> Any:
     """A convolution's weight [outputs, kernel..., inputs] as [outputs, inputs, kernel...]; it may be so already."""
-    if name.endswith(CONVOLUTION) and data.ndim == 3 and data.shape[2] == 1 != data.shape[1]:
+    if name.endswith(CONVOLUTIONS) and data.ndim == 3 and data.shape[2] == 1 != data.shape[1]:
         return np.moveaxis(data, -1, 1)
     if name.endswith((".patch_embed.proj.weight", ".conv2d1.weight", ".conv2d2.weight", ".conv2d3.weight")) \
             and data.ndim > 3 and data.shape[-3] == data.shape[-2] != data.shape[-1]:  # kernels are squares

@@ -234,7 +234,16 @@ def test_what_a_list_and_loading_say(tmp_path, monkeypatch, capfd):
     assert line.endswith("0.0 GB of memory: experts come from the disk")
     assert shown.startswith(f"{path}: 0.0 GB of weights, 0.0 GB of memory: ")
     line, shown, slots = said(size // 10)
-    assert "too little; a token alone reads" in line and "too little" in shown and not slots
+    assert "too little; it takes 0.0 GB at least" in line and "too little" in shown and not slots
+
+
+def test_the_least_memory():
+    """What a line names is as little as fits."""
+    def line(memory):
+        return str(disk.FromDisk(weights=17_000_000_000, memory=memory, stay=800_000_000, token=1_000_000_000))
+
+    assert line(2_200_000_000) == "17 GB of weights, 2.2 GB of memory: too little; it takes 2.4 GB at least"
+    assert line(2_360_000_000).endswith("it takes 2.4 GB at least") and line(2_370_000_000).endswith("from the disk")
 
 
 def memory_group(size):

@@ -55,9 +55,10 @@ class FromDisk(NamedTuple):
         return self.for_experts >= self.token
 
     def __str__(self) -> str:
-        weights, memory, least = map(in_gigabytes, (self.weights, self.memory, self.stay + self.token))
+        least = (SPARE + self.stay + self.token) * 8 // 7
+        weights, memory, least_memory = map(in_gigabytes, (self.weights, self.memory, least))
         return f"{weights} of weights, {memory} of memory: " + (
-            "experts come from the disk" if self.fits else f"too little; a token alone reads {least}")
+            "experts come from the disk" if self.fits else f"too little; it takes {least_memory} at least")
 
 
 def in_gigabytes(n: int) -> str:

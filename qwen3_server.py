@@ -203,6 +203,7 @@ def run(args: argparse.Namespace) -> int:
     key, local, errors = api_key(args), args.host in ("localhost", "127.0.0.1", "::1"), list[Exception]()
 
     listener, timers = listening(args.host, args.port), list[threading.Timer]()
+    address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{listener.getsockname()[1]}"
     workers = list[Worker]()
 
     class Uvicorn(uvicorn.Server):
@@ -218,8 +219,8 @@ def run(args: argparse.Namespace) -> int:
                 super().handle_exit(sig, frame)
 
     def on_load() -> None:
-        address = f"http://{f'[{args.host}]' if ':' in args.host else args.host}:{listener.getsockname()[1]}"
-        note(f"a page to chat on: {address}/   for clients: {address}/v1")
+        if not server.should_exit:  # else another model has failed, and the socket is closed
+            note(f"a page to chat on: {address}/   for clients: {address}/v1")
 
     def on_end(error: Exception) -> None:
         errors.append(error)

@@ -368,7 +368,8 @@ def test_the_command(path, model):
     ("--speech", HEARING, "the model can't speak"), ("--listen", ROOT / "demo", "the model can't hear")])
 def test_a_model_that_can_not(option, value, words):
     process, lines = started(option, str(value))
-    assert process.wait(30) == 1 and words in "".join(lines) + process.stderr.read()
+    status, told = process.wait(30), "".join(lines) + process.stderr.read()
+    assert status == 1 and words in told and "Traceback" not in told and "a page to chat on" not in told
 
 
 # ---- Batch files -----------------------------------------------------------------------------------------------------

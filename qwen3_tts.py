@@ -531,6 +531,7 @@ class Speech(Iterator[np.ndarray]):
         self.model, self.texts, self.prompt, self.limit, self.temperature = model, texts, prompt, limit, temperature
         self.codec, self.rng = voices_of(model).codec, np.random.default_rng(seed)
         self.rate, self.pieces = self.codec.rate, list[np.ndarray]()
+        self.longest = model.max_new_tokens or 2048  # frames of one text
         self.finish_reason: str | None = None
         self.coming = self.speak()
 
@@ -541,9 +542,8 @@ class Speech(Iterator[np.ndarray]):
             if left == 0:
                 reasons.add("length")
                 break
-            longest = self.model.max_new_tokens or 2048
             talk = Talk(self.model, *talker_prompt(self.model, text, **self.prompt),
-                        longest if left is None else min(longest, left), self.rng, self.temperature)
+                        self.longest if left is None else min(self.longest, left), self.rng, self.temperature)
             yield talk
             left = None if left is None else left - len(talk.codes)
             reasons.add(talk.finish_reason)
@@ -651,7 +651,7 @@ OPTIONS = {  # name: its type, what stands for its value in the help, the help
     "describe": (str, "TEXT", "what the voice is like (VoiceDesign)"),
     "seed": (int, "N", "the same seed gives the same sound"),
     "temperature": (float, "T", "0 takes the likeliest codes (default: the model's)"),
-    "max-seconds": (float, "S", "longest sound (default: the model's)")}
+    "max-seconds": (float, "S", "longest sound (default: the model's limit for each part of the text)")}
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,4 +1,5 @@
 """python qwen3_tts.py: what is played, written and piped, and the three files alone."""
+import json
 import os
 import pty
 import shutil
@@ -158,6 +159,24 @@ def test_bad_input_is_one_line(path, tmp_path, monkeypatch, capfd, arguments, wo
     status, out, err = run_main(capfd, "--model", path, *arguments, main=main)
     assert status in (1, 2) and not out and not [*tmp_path.iterdir()]
     assert_one_line(err, words)
+
+
+def test_a_model_must_be_named(monkeypatch, capfd):
+    monkeypatch.delenv("QWEN3_MODEL", raising=False)
+    for arguments in ((TEXT, "--out", "a.wav"), ("--voices",)):
+        status, out, err = run_main(capfd, *arguments, main=main)
+        assert (status, out) == (1, "")
+        assert_one_line(err, "name a model that speaks: --model Qwen/Qwen3-TTS")
+
+
+@pytest.mark.parametrize("own, options", [(3, ()), (3, ("--max-seconds", "9")), (50, ("--max-seconds", "0.24"))])
+def test_what_cut_a_sound_is_told(tmp_path, capfd, own, options):
+    """The model's limit of 3 or 50 frames of 80 ms, for each part, or --max-seconds."""
+    copy = shutil.copytree(ROOT / "tests/tiny_speaking", tmp_path / "model")
+    (copy / "generation_config.json").write_text(json.dumps({"max_new_tokens": own}))
+    _, _, err = run_main(capfd, "--model", copy, "Tom sees six red birds.", *SEED, *options, "--out",
+                         tmp_path / "a.wav", main=main)
+    assert_one_line(err, f"a.wav: 0.2 s; it was cut off by --max-seconds, or by the model's limit of {own * 0.08:.1f} s")
 
 
 def test_nothing_is_written_for_an_empty_text(path, tmp_path, capfd):

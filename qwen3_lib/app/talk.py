@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from qwen3_lib.app.arguments import Parser, add_engine_options, add_model_options, load_main
+from qwen3_lib.app.arguments import Parser, add_engine_options, add_model_options, load_main, named_model
 from qwen3_lib.app.journal import write_all
 from qwen3_lib.app.terminal import guarded, note, write
 from qwen3_lib.io.errors import InputError
@@ -27,7 +27,7 @@ UNKNOWN = 2**32 - 1  # bytes: what programs write into the header of a WAV file 
 
 
 def make_parser() -> Parser:
-    parser = Parser(usage="%(prog)s [options] text", description="Speaks a text with a Qwen3-TTS. On a terminal the "
+    parser = Parser(usage="%(prog)s [options] [text]", description="Speaks a text with a Qwen3-TTS. On a terminal the "
                     "sound is played; in a pipe it goes to stdout, as WAV. Everything else goes to stderr.")
     add = parser.add_argument_group("what to say, and how").add_argument
     add("text", nargs="*", help="what to say; without it, a piped text is spoken as it comes, sentence by sentence")
@@ -128,6 +128,9 @@ def piped() -> Iterator[str]:
 
 def say(args: argparse.Namespace) -> int:
     """Does what the command line asks for -> exit status."""
+    if named_model(args) is None:
+        raise InputError("name a model that speaks: --model Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, which is downloaded "
+                         "once")
     program = player() if args.out is None and sys.stdout.isatty() and not args.voices else ""
     model = load_main(args)
     if args.voices:
@@ -148,7 +151,9 @@ def say(args: argparse.Namespace) -> int:
                 n = write_wav(file, pieces, speech.rate)
         except OSError as error:
             raise InputError(f"{args.out}: cannot be written: {error.strerror}") from error
-    cut = "; it was cut off there: see --max-seconds" if speech.finish_reason == "length" else ""
+    limit = speech.longest * speech.codec.samples / speech.rate
+    cut = (f"; it was cut off by --max-seconds, or by the model's limit of {limit:.1f} s for each part of a text"
+           if speech.finish_reason == "length" else "")
     note(f"{'' if args.out in (None, '-') else f'{args.out}: '}{n / speech.rate:.1f} s{cut}")
     return 0
 

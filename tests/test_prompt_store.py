@@ -266,6 +266,21 @@ def test_damaged_files_are_left_out_by_one_line(load, tmp_path, capfd, shape):
     assert asked(on_disk(model, tmp_path), prompt).cached_tokens == 798
 
 
+def test_files_that_are_damaged_together_are_written_anew_together(load, tmp_path, capfd):
+    """As after a power cut: once they are computed again, all are found again."""
+    model, prompt = load(), talk(800)
+    batch = on_disk(model, tmp_path)
+    expected = told(asked(batch, prompt))
+    batch.save()
+    for file in tmp_path.iterdir():
+        file.write_bytes(b"")
+    again = on_disk(model, tmp_path)
+    assert told(asked(again, prompt)) == expected
+    again.save()
+    capfd.readouterr()
+    assert asked(on_disk(model, tmp_path), prompt).cached_tokens == 798 and not capfd.readouterr().err
+
+
 def test_files_that_go_while_they_are_used(load, tmp_path, capfd, monkeypatch):
     """Another process may delete any of them, at any moment."""
     model, prompt = load(), talk(800)

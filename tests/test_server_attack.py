@@ -299,6 +299,12 @@ def test_hostile_bodies_are_refused_and_hold_up_nobody(demo):
         assert_one_line(value["error"]["message"])
 
 
+def test_a_body_that_is_too_large_is_refused_in_words(served):
+    """Its client writes all of it before it reads: a connection that was closed before is asked again and again."""
+    status, value, _ = served.ask("/v1/messages", bytes(web.LARGEST_BODY + 2**23))
+    assert (status, value["error"]["type"]) == (413, "request_too_large")
+
+
 def test_a_body_in_tiny_parts_is_cut_off(demo):
     """Before and after the refusal of a key: 24 MB on the wire, in chunks of one byte, don't come through."""
     head = b"POST %s HTTP/1.1\r\nHost: localhost\r\n%sTransfer-Encoding: chunked\r\n\r\n"

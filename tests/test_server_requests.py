@@ -128,10 +128,21 @@ def test_the_items_of_a_response_go_back_as_messages_of_a_chat(demo):
                            {"content": said["content"]}),
                           ([thought, said, call],
                            {"content": said["content"], "reasoning_content": "hm", "tool_calls": calls})]:
-        messages = responses.as_chat({"input": [*FRANCE, *items, result]})["messages"]
+        messages = responses.as_chat({"input": [*FRANCE, *items, result]}, False)["messages"]
         answer = answer | ({"content": [{"type": "text", "text": "Hi."}]} if answer["content"] else {})
         assert messages == [*FRANCE, {"role": "assistant"} | answer,
                             {"role": "tool", "tool_call_id": "1", "content": "5"}]
+
+
+def test_a_picture_that_a_tool_gives_a_model_that_cannot_see_ends_no_conversation(served):
+    """Codex sends it again with each request: the model is told that it was there."""
+    picture = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    told = [{"type": "input_text", "text": "[input_image: left out, because this model can't read it]"}]
+    answers = [served.ask("/v1/responses", {"max_output_tokens": 2, "input": [
+        *FRANCE, {"type": "function_call", "call_id": "1", "name": "view_image", "arguments": "{}"},
+        {"type": "function_call_output", "call_id": "1", "output": output}]}) for output in ([picture], told)]
+    assert [status for status, *_ in answers] == [200, 200]
+    assert answers[1][1]["usage"]["input_tokens_details"]["cached_tokens"] == answers[0][1]["usage"]["input_tokens"] - 1
 
 
 @pytest.fixture(scope="module")

@@ -190,6 +190,12 @@ def both(first: Value, second: Value) -> list[Value]:
             for part in ([{"type": "text", "text": each}] if isinstance(each, str) else each)]
 
 
+def left_out(kind: str) -> Value:
+    """In place of a part that the model can't read, it is told that it was there: an error would come again with each
+    request, because an agent sends the part again and again."""
+    return {"type": "text", "text": f"[{brief(kind, 80)}: left out, because this model can't read it]"}
+
+
 def image_reader(door: Door) -> Callable[[Value], Any]:
     """What opens the picture of a part for this door. Strangers send the bytes, in a data: URL.
 

@@ -159,9 +159,12 @@ class PromptStore:
                     state |= work.result()
                 return cache.go_on(token_ids[cache.length:stop], state)
             except (OSError, ValueError, KeyError, TypeError) as error:
-                if not isinstance(error, FileNotFoundError):  # another process has deleted it
-                    say(f"{self.folder / name}: damaged, so its tokens are computed again")
-                self.forget(name)
+                failed = {other: work.exception() for other, work in works} | {name: error}
+                for other, why in failed.items():  # all at once: a power cut damages many
+                    if why is not None:
+                        if not isinstance(why, FileNotFoundError):  # another process has deleted it
+                            say(f"{self.folder / other}: damaged, so its tokens are computed again")
+                        self.forget(other)
 
     def read(self, name: str) -> dict[str, np.ndarray]:
         """The arrays of a file, in memory that this thread's next file takes. Raises OSError, ValueError if damaged."""

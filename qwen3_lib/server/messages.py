@@ -11,7 +11,7 @@ from qwen3 import InputError, Model
 
 from qwen3_lib.app.fields import ERROR_TYPES, SHARED_FIELDS, Body, Refusal, as_sent, flag, object_in, sent_names
 from qwen3_lib.app.objects import reason_of
-from qwen3_lib.app.openai import Door, GenerationRequest, Value, chat_request
+from qwen3_lib.app.openai import Door, GenerationRequest, Value, chat_request, left_out
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.server.replies import ChatReply, encode, typed_event
 from qwen3_lib.server.worker import Job
@@ -141,8 +141,7 @@ def text_of_block(block: Value, where: str) -> str:
 
 
 def part_of(block: Value, seeing: bool) -> Value:
-    """A block as a part of a chat's content. Of what the model can't read, it is told that it was there: an error would
-    come again with each request, because an agent sends the block again and again."""
+    """A block as a part of a chat's content."""
     kind, source = block["type"], block.get("source")
     source = source if isinstance(source, dict) else {}
     if kind == "text":
@@ -152,7 +151,7 @@ def part_of(block: Value, seeing: bool) -> Value:
         return {"type": "image_url", "image_url": {"url": source.get("url") if source.get("type") == "url" else data}}
     if kind == "document" and source.get("type") == "text":
         return {"type": "text", "text": source.get("data")}
-    return {"type": "text", "text": f"[{brief(kind, 80)}: left out, because this model can't read it]"}
+    return left_out(kind)
 
 
 def functions_of(tools: Any) -> list[Value]:

@@ -9,11 +9,12 @@ from typing import Any
 from qwen3 import InputError, Model
 
 from qwen3_lib.app.fields import SHARED_FIELDS, Body, Refusal, as_sent, known, object_in, sent_names
-from qwen3_lib.app.openai import Door, GenerationRequest, Value, chat_request
+from qwen3_lib.app.openai import Door, GenerationRequest, Value, chat_request, left_out
 from qwen3_lib.io.errors import brief, parse_json
 from qwen3_lib.server.replies import ChatReply, typed_event
 from qwen3_lib.server.worker import Job
-from tokenizer_utils import check_parts, with_system
+from qwen3_vision import sees
+from tokenizer_utils import check_parts, is_picture, with_system
 
 CHAT_FIELDS = (*SHARED_FIELDS, "parallel_tool_calls", "tool_choice")  # fields that a chat has, too
 FIELDS = (*CHAT_FIELDS, "input", "instructions", "reasoning", "text", "tools")
@@ -29,13 +30,14 @@ ITEM_TEXTS: dict[str, tuple[str, Value, Value]] = {"message": ("output_text", {"
 def responses_request(model: Model, body: Body, door: Door) -> GenerationRequest:
     """The GenerationRequest of a request. Raises InputError."""
     try:
-        return replace(chat_request(model, as_chat(body), door), kind="response")
+        return replace(chat_request(model, as_chat(body, sees(model)), door), kind="response")
     except InputError as error:
         raise as_sent(error, sent_names(body) | SENT_NAMES) from error
 
 
-def as_chat(body: Body) -> Body:
-    """A request as one to /v1/chat/completions. Raises Refusal for what a chat can't hold."""
+def as_chat(body: Body, seeing: bool) -> Body:
+    """A request as one to /v1/chat/completions; `seeing`: to a model that sees. Raises Refusal for what a chat can't
+    hold."""
     body = known(body, FIELDS)
     given = body.get("input")
     items = [{"role": "user", "content": given}] if isinstance(given, str) else given
@@ -43,7 +45,7 @@ def as_chat(body: Body) -> Body:
         raise Refusal(400, "input must be a text or a list of items", "input")
     messages = list[Value]()
     for i, item in enumerate(items):
-        add_item(messages, item, f"input: item {i}")
+        add_item(messages, item, seeing, f"input: item {i}")
     chat = {name: body[name] for name in CHAT_FIELDS if name in body} | {
         "messages": with_system(messages, body.get("instructions"))}
     if "tools" in body:
@@ -56,7 +58,7 @@ def as_chat(body: Body) -> Body:
     return chat
 
 
-def add_item(messages: list[Value], item: Any, where: str) -> None:
+def add_item(messages: list[Value], item: Any, seeing: bool, where: str) -> None:
     """Adds an item to the messages; a thought belongs to the assistant's message after it, calls to the one before.
 
     Raises InputError.
@@ -76,7 +78,9 @@ def add_item(messages: list[Value], item: Any, where: str) -> None:
             messages.append({"role": "assistant", "content": ""})
         messages[-1].setdefault("tool_calls", []).append(call)
     elif kind == "function_call_output":
-        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": as_parts(item.get("output"))})
+        messages.append({"role": "tool", "tool_call_id": item.get("call_id"), "content": [
+            left_out(part["type"]) if is_picture(part) and not seeing else part for part in output]
+            if isinstance(output := as_parts(item.get("output")), list) else output})
     elif kind == "reasoning":
         given: Any = item.get("content") or []  # encrypted thoughts of others' models have none
         parts = [part | {"type": "text"} if isinstance(part, dict) else part

@@ -47,6 +47,7 @@ from qwen3_vision import sees
 from tokenizer_utils import is_picture
 
 LARGEST_BODY, BODY_SECONDS = 2**24, 30  # bytes of a body; seconds until it comes
+MOST_READ = 2**27  # bytes of a body that is too large: a client that finds its connection closed would send it again
 LARGE_BODY = 2**17  # bytes; a larger one waits for others that are: reading it may take a second of Python
 MOST_VALUES = 2**19  # commas, colons and brackets in a body: parsing millions of small values would hold up the others
 THREADS = 64  # for what requests compute beside the event loop and the model
@@ -136,13 +137,17 @@ def refusal_response(error: Refusal, scope: Scope) -> JSONResponse:
 
 async def content_of(request: Request) -> bytearray:
     """The body of a request. Raises Refusal if it is too large or too slow."""
-    content = bytearray()
+    content, n_bytes = bytearray(), 0
     try:
         async with asyncio.timeout(BODY_SECONDS):
             async for part in request.stream():
-                content += part
-                if len(content) > LARGEST_BODY:
-                    raise Refusal(413, f"the body has more than {LARGEST_BODY} bytes")
+                n_bytes += len(part)
+                if n_bytes <= LARGEST_BODY:
+                    content += part
+                elif n_bytes > MOST_READ:
+                    break
+            if n_bytes > LARGEST_BODY:
+                raise Refusal(413, f"the body has more than {LARGEST_BODY} bytes")
     except TimeoutError as error:
         raise Refusal(408, f"the body has not come within {BODY_SECONDS} seconds") from error
     if (n := sum(map(content.count, b",:[{"))) > MOST_VALUES:

@@ -46,6 +46,7 @@ WORKS = {
     "mtp": Work("works", 5, "numba", "15 minutes, 6 GB", "the same by the MTP head of Qwen3.5-0.8B"),
     "vision": Work("works", 5, "torch, transformers", "1 minute", "Qwen3.5-0.8B's tower, seconds for a picture"),
     "speech": Work("works", 3, "numba; torch, transformers", "8 minutes", "Qwen3-ASR-0.6B, part by part"),
+    "talk": Work("works", 3, "numba; torch, librosa, qwen-tts-hf", "8 minutes", "Qwen3-TTS-0.6B, seconds of sound"),
     "server": Work("server", 3, f"{LLAMA}; llama-server", "11 minutes", "1 to 32 clients of the server"),
     "agents": Work("agents", 3, f"{LLAMA}; llama-server", "12 minutes, 12 GB, 6 GB of disk",
                    "an agent's first prompt, its next turns and one after a restart, through the server"),

@@ -1,6 +1,7 @@
 """Works of run.py: a function with its name for each row of the table there."""
 import contextlib
 import itertools
+import json
 import random
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from functools import partial
 from operator import methodcaller
 from pathlib import Path
 from statistics import median
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -524,6 +526,84 @@ class TheirEar:
             model.lm_head(out.last_hidden_state[:, -1:])
             if i in (0, n_tokens):
                 yield
+
+
+# ---- A voice ---------------------------------------------------------------------------------------------------------
+
+def talking_model(path: Path) -> Path:
+    """A folder with random weights in the shape of Qwen3-TTS-12Hz-0.6B-CustomVoice."""
+    from talking import make_talking, published
+    return make_talking(path, *published("0.6B"), dtype="bfloat16")
+
+
+def talk(bench: Bench, length: int = 4) -> list[str]:
+    """A text that is spoken for so many seconds. The real-time factor is the time until the last sample, divided by the
+    seconds of the sound. Qwen's package gives all samples at the end.
+    """
+    bench.model(talking_model)
+    for name in bench.names(("bf16-rounded", "int8", "torch", "torch-bf16")):
+        bench.open(name, open_voice)
+    bench.each("sound", "speak", length)
+    rows = {name: np.median(bench.values[name, "sound"], axis=0) for name in bench.workers}
+    return [f"{length} s of sound; torch runs Qwen's own package:", "",
+            *engines_table(["first samples, s", "real-time factor"],
+                           {name: [f"{value:.2f}" for value in row] for name, row in rows.items()})]
+
+
+def open_voice(name: str, path: Path, _: Path, threads: int, repack: bool) -> "OurVoice | TheirVoice":
+    return (TheirVoice if name.startswith("torch") else OurVoice)(path, threads, name)
+
+
+class OurVoice:
+    def __init__(self, path: Path, threads: int, name: str):
+        import qwen3_numba
+        self.model = qwen3_numba.load_model(path, threads=threads, activations=None if name == "int8" else "bf16")
+
+    def speak(self, length: float) -> tuple[float, float]:
+        """(seconds until the first samples, real-time factor)"""
+        import qwen3_tts
+        start = time.perf_counter()
+        speech = qwen3_tts.speak(self.model, "Good morning, how are you today?", seed=1, max_seconds=length)
+        next(speech)
+        first = time.perf_counter() - start
+        return first, (first + seconds(lambda: speech.samples)) * speech.rate / len(speech.samples)
+
+
+class TheirVoice:
+    def __init__(self, path: Path, threads: int, name: str):
+        # A part of the package for models that were never published; it needs packages of its own.
+        sys.modules["qwen_tts.core.tokenizer_25hz.vq.speech_vq"] = unused = ModuleType("speech_vq")
+        vars(unused).update(WhisperEncoderVQ=None, XVectorExtractor=None)
+        try:
+            from qwen_tts.core.models import configuration_qwen3_tts as configs, modeling_qwen3_tts as models
+            from qwen_tts.core.tokenizer_12hz import (
+                configuration_qwen3_tts_tokenizer_v2 as codec_configs, modeling_qwen3_tts_tokenizer_v2 as codecs)
+        except ImportError as error:
+            raise RuntimeError(f"qwen-tts-hf isn't installed: {error}") from error
+        import torch
+        from safetensors.torch import load_file
+        torch.set_grad_enabled(False)
+        torch.set_num_threads(threads)
+        inner, self.ids = path / "speech_tokenizer", torch.arange(100, 116)[None]
+        config = configs.Qwen3TTSConfig(**json.loads((path / "config.json").read_text()))
+        for each in (config, config.talker_config, config.talker_config.code_predictor_config):
+            each._attn_implementation = "sdpa"
+        about = json.loads((inner / "config.json").read_text())["decoder_config"]
+        about = codec_configs.Qwen3TTSTokenizerV2DecoderConfig(**about, attn_implementation="sdpa")
+        dtype = torch.bfloat16 if name == "torch-bf16" else torch.float32
+        self.model = models.Qwen3TTSForConditionalGeneration(config).to(dtype).eval()
+        self.codec = codecs.Qwen3TTSTokenizerV2Decoder(about).to(dtype).eval()
+        self.model.load_state_dict(load_file(path / "model.safetensors"), strict=False)
+        self.codec.load_state_dict({name.removeprefix("decoder."): tensor for name, tensor in load_file(
+            inner / "model.safetensors").items()}, strict=False)
+
+    def speak(self, length: float) -> tuple[float, float]:
+        start = time.perf_counter()
+        [codes], _ = self.model.generate([self.ids], None, None, None, ["auto"], ["serena"], True,
+                                         max_new_tokens=round(length * 12.5) + 1)
+        n = self.codec.chunked_decode(codes.T[None]).shape[-1]
+        took = time.perf_counter() - start
+        return took, took * 24_000 / n
 
 
 # ---- The loss of quantization ----------------------------------------------------------------------------------------

@@ -58,8 +58,8 @@ def make_parser() -> Parser:
                     epilog="A record's own options override the options given here; these override the model's "
                     "generation_config.json.", hints={"--template": PROMPTS_ONLY, "--column": PROMPTS_ONLY})
     add = parser.add_argument_group("files").add_argument
-    add("input", help='JSON lines, each with "prompt" or "messages", and "id" and options if you like; plain text, one '
-        "prompt per line; or OpenAI's batch form")
+    add("input", help='JSON lines, each with "prompt" or "messages" ("audio" for a model that hears, "speak" for one '
+        "that speaks), and \"id\" and options if you like; plain text, one prompt per line; or OpenAI's batch form")
     add("--out", metavar="FILE", required=True, help="write the results to FILE; FILE.job beside it describes the job")
     add("--text", action="store_true", help="read the input as plain text, one prompt per line (default: if the first "
         'line does not begin with "{", and the name does not end in .jsonl, .ndjson or .json)')

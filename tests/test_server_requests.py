@@ -124,7 +124,7 @@ def test_the_items_of_a_response_go_back_as_messages_of_a_chat(demo):
     for items, answer in [([thought, said], {"content": said["content"], "reasoning_content": "hm"}),
                           ([said], {"content": said["content"]}), ([call], {"content": "", "tool_calls": calls}),
                           ([thought, call], {"content": "", "reasoning_content": "hm", "tool_calls": calls}),
-                          ([{"type": "web_search_call", "id": "w"}, said, {"type": "custom_tool_call_output"}],
+                          ([{"type": "web_search_call", "id": "w"}, said, {"type": "tool_search_output", "tools": []}],
                            {"content": said["content"]}),
                           ([thought, said, call],
                            {"content": said["content"], "reasoning_content": "hm", "tool_calls": calls})]:

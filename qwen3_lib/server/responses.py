@@ -88,7 +88,7 @@ def add_item(messages: list[Value], item: Any, seeing: bool, where: str) -> None
         check_parts(parts, where)
         if thought := "".join(part["text"] for part in parts):
             messages.append({"role": "assistant", "content": "", "reasoning_content": thought})
-    elif not str(kind).endswith(("_call", "_call_output")):  # of tools that chat_tools leaves out
+    elif not str(kind).endswith(("_call", "_output")):  # of tools that chat_tools leaves out
         raise Refusal(400, f"{where} must be a message, function_call or function_call_output, not "
                       f"{brief(repr(kind), 80)}", "input")
 

@@ -1,7 +1,6 @@
 """python qwen3_tts.py: what is played, written and piped, and the three files alone."""
 import json
 import os
-import pty
 import shutil
 import signal
 import subprocess
@@ -114,7 +113,7 @@ def test_without_a_player_the_way_out_is_told(path, tmp_path):
 
 
 def on_a_terminal(path, variables) -> subprocess.CompletedProcess:
-    ours, its = pty.openpty()
+    ours, its = pytest.importorskip("pty").openpty()
     try:
         return subprocess.run([sys.executable, ROOT / "qwen3_tts.py", "--model", path, TEXT, *SEED], stdin=its,
                               stdout=its, stderr=subprocess.PIPE, env=os.environ | variables, timeout=100)

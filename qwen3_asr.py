@@ -44,7 +44,6 @@ from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import cached_property, lru_cache
 from importlib.util import find_spec
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Unpack
 
 if __name__ == "__main__" and find_spec("qwen3") is None:

@@ -31,7 +31,7 @@ from pathlib import Path
 if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_batch.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
-from qwen3 import InputError, brief, checked_whole
+from qwen3 import checked_whole
 from qwen3_lib.app.terminal import guarded, note
 from qwen3_lib.app.files import read_tools
 from qwen3_lib.app.jobs import Results, description, run_job

@@ -28,7 +28,7 @@ from importlib import metadata
 from multiprocessing import get_context
 from pathlib import Path
 from statistics import median
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -220,7 +220,7 @@ class Bench:
         return [name for name in names if name in (self.args.engines or ENTRIES)]
 
     def open(self, name: str, start: Callable, *more: Any, check: Callable = peak_bytes, **options: Any) -> None:
-        """A process with the engine start(name, path, folder, threads, *more, repack=…), which passes a first check."""
+        """A process with the engine start(name, path, folder, threads, *more, repack=…), which has passed a check."""
         def begun(repack: bool) -> tuple[Worker, Any]:
             worker = self.worker(partial(start, repack=repack, **options), name, self.path, self.folder,
                                  self.args.threads, *more)

@@ -9,7 +9,6 @@ import random
 import resource
 import sys
 import time
-import urllib.error
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial

@@ -175,7 +175,8 @@ def test_what_cut_a_sound_is_told(tmp_path, capfd, own, options):
     (copy / "generation_config.json").write_text(json.dumps({"max_new_tokens": own}))
     _, _, err = run_main(capfd, "--model", copy, "Tom sees six red birds.", *SEED, *options, "--out",
                          tmp_path / "a.wav", main=main)
-    assert_one_line(err, f"a.wav: 0.2 s; it was cut off by --max-seconds, or by the model's limit of {own * 0.08:.1f} s")
+    cut = f"it was cut off by --max-seconds, or by the model's limit of {own * 0.08:.1f} s"
+    assert_one_line(err, f"a.wav: 0.2 s; {cut}")
 
 
 def test_nothing_is_written_for_an_empty_text(path, tmp_path, capfd):

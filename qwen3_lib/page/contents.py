@@ -137,7 +137,7 @@ def contents(model: Model, options: PageOptions) -> dict[str, Any]:
     # In the page, the tokens of the k-th picture have the id ~k.
     shown = np.where(ids < 0, ~(np.cumsum((ids < 0) & (fields(ids)[3] == 0)) - 1), ids)
     recorder.keep_arrays = True
-    logits = recorder.forward(ids, recorder.new_cache(), all_logits=True)
+    recorder.forward(ids, recorder.new_cache(), all_logits=True)
     whole = recorder.passes[-1]
 
     panels = {

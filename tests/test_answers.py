@@ -309,7 +309,7 @@ def test_score(model, n):
 
 def test_scores_that_are_refused(model):
     assert "context is 512" in message_of(score, model, random_ids(513))
-    assert "vectors, not probabilities" in message_of(score, dataclasses.replace(model, embeds=True), [1, 2])
+    assert "gives no answers" in message_of(score, dataclasses.replace(model, embeds=True), [1, 2])
     for value in (np.nan, np.inf, 3e38):
         broken = dataclasses.replace(model, weights=model.weights | {"norm": np.full(32, value, np.float32)})
         assert "not finite" in message_of(score, broken, [1, 2, 3])

@@ -12,7 +12,7 @@ import pytest
 
 from hearing import voice, wav_of
 from helpers import assert_one_line, message_of, works_or_refused
-from qwen3_lib.io.sounds import open_sound, read_wav
+from qwen3_lib.io.sounds import Recording, open_sound, read_wav, resampled
 from test_transcript import samples_of
 
 VOICE = voice(30_000)
@@ -100,11 +100,8 @@ def test_wav_whose_numbers_lie_apart_is_not_read_here(channels, bits, width):
 
 def test_what_is_missing_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    monkeypatch.setitem(sys.modules, "soxr", None)
     monkeypatch.setenv("PATH", "")
-    for source, needs in ((b"fLaC" + bytes(100), ("ffmpeg", "soundfile soxr")), ((VOICE, 44_100), ("soxr", "ffmpeg")),
-                          (wav_of(np.zeros((99, 1), "<i2"), 44_100), ("soxr", "the program ffmpeg"))):
-        assert_one_line(message_of(open_sound, source), *needs)
+    assert_one_line(message_of(open_sound, b"fLaC" + bytes(100)), "ffmpeg", "pip install soundfile")
 
 
 def test_damaged_wav_files(monkeypatch):
@@ -189,21 +186,34 @@ def test_files_of_ffmpeg(name, tmp_path):
     blocks.close()  # ends the process
 
 
-@needs_ffmpeg
-@pytest.mark.parametrize("form, encoding", [("WAV", "PCM_16"), ("MP3", None)])
-def test_without_soxr_ffmpeg_changes_the_rate(form, encoding, tmp_path, monkeypatch):
-    """Of all files; as well as soxr does it."""
-    soundfile = pytest.importorskip("soundfile")
-    t, file = np.arange(44_100) / 44_100, tmp_path / f"a.{form.lower()}"
-    soundfile.write(file, 0.5 * np.sin(2 * np.pi * 440 * t), 44_100, format=form, subtype=encoding)
-    expected, given = samples_of(file), file.read_bytes()
-    for name in ("soxr", "soundfile"):
-        monkeypatch.setitem(sys.modules, name, None)
-        for source in (file, given):
-            found = samples_of(source)
-            assert abs(len(found) - len(expected)) < 2000  # an MP3 begins with silence, which ffmpeg leaves out
-            assert np.isclose(np.abs(np.fft.rfft(found, 16_000)).argmax(), 440, atol=1)
-            assert np.isclose(np.std(found[4000:12_000]), np.std(expected[4000:12_000]), rtol=0.01)
+@pytest.mark.parametrize("given, rate", [(8_000, 16_000), (24_000, 16_000), (44_100, 16_000), (48_000, 24_000),
+                                         (1_000_000, 16_000), (1_001, 24_000)])
+def test_another_rate_without_soxr(given, rate, monkeypatch):
+    """Tones in the middle of a sound, as the formula gives them; none above half of the lower rate; in any blocks."""
+    monkeypatch.setitem(sys.modules, "soxr", None)
+    n, half = max(given // 2, 2_000), min(given, rate) / 2
+
+    def tone(frequency, n, rate):
+        return 0.5 * np.sin(2 * np.pi * frequency * np.arange(n) / rate + 1)
+
+    for share in (0.02, 0.3, 0.85, *[1.2] * (rate < given)):
+        sound = tone(share * half, n, given).astype(np.float32)
+        found = np.concatenate([*open_sound((sound, given), rate).blocks])
+        assert len(found) == -(-n * rate // given) and found.dtype == np.float32
+        error = (found - tone(share * half, len(found), rate) * (share < 1))[len(found) // 4:-len(found) // 4]
+        assert np.abs(error).max() < 2e-3
+    cuts = np.sort(np.random.default_rng(0).integers(0, n, 9))
+    parts = Recording(iter(np.split(sound, cuts)), given)
+    assert np.array_equal(np.concatenate([*resampled(parts, rate).blocks]), found)
+
+
+@needs_soundfile
+def test_without_soxr_as_with_it(monkeypatch):
+    """A voice, to two thousandths."""
+    expected = samples_of((VOICE, 24_000))
+    monkeypatch.setitem(sys.modules, "soxr", None)
+    found = samples_of((VOICE, 24_000))
+    assert len(found) == len(expected) and np.abs(found - expected)[200:-200].max() < 2e-3
 
 
 @needs_ffmpeg

@@ -50,9 +50,8 @@ def make_parser() -> Parser:
     parser = Parser(usage="%(prog)s [options] sound ...", description="Writes down what is said in sounds, by a "
                     "Qwen3-ASR. The text goes to stdout, everything else to stderr.", hints=HINTS)
     add = parser.add_argument_group("what to hear").add_argument
-    add("sounds", nargs="*", metavar="sound", help="a WAV file, or - for stdin; FLAC, OGG, MP3 and other "
-        "rates than 16,000 samples a second need the packages soundfile and soxr, or the program ffmpeg; all other "
-        "files ffmpeg")
+    add("sounds", nargs="*", metavar="sound", help="a WAV file, or - for stdin; FLAC, OGG and MP3 need the "
+        "package soundfile, or the program ffmpeg; all other files ffmpeg")
     add("--live", action="store_true", help="write down what a recorder pipes in, while it records: samples of 16 "
         "bits, 16,000 a second, one channel. On a terminal the last words may still change")
     add("--language", metavar="NAME", help="the language that is spoken, such as English or en (default: auto, the "

@@ -1,12 +1,13 @@
 """Sounds in files, bytes and arrays -> samples of one channel, 16,000 a second or another rate.
 
 They come in blocks: any length in little memory. A file is read by the first that can: this file reads WAV; soundfile
-FLAC, OGG, MP3 and more; ffmpeg all else. soxr changes the rate; if it is absent, ffmpeg does.
+FLAC, OGG, MP3 and more; ffmpeg all else. soxr changes the rate; if it is absent, this file does.
 """
 from __future__ import annotations
 
 import contextlib
 import io
+import itertools
 import math
 import os
 import queue
@@ -18,7 +19,6 @@ import tempfile
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -86,9 +86,7 @@ def open_sound(source: Any, rate: int = RATE) -> Recording:
         raise InputError(f"{where}: {sound.rate:,} samples a second; {RATES[0]:,} to {RATES[-1]:,} can be read")
     if sound.rate == rate:
         return sound
-    if find_spec("soxr") is None and shutil.which("ffmpeg") is not None and not isinstance(source, tuple):
-        return Recording(ffmpeg_blocks(file, source, where, rate), rate)
-    return resampled(sound, where, rate)
+    return resampled(sound, rate)
 
 
 def mono(numbers: np.ndarray) -> np.ndarray:
@@ -202,7 +200,7 @@ def read_other(file: BinaryIO, source: str | Path | bytes | io.IOBase, where: st
     """The sound in a file but WAV, by soundfile or else by ffmpeg. Raises InputError where neither can."""
     if not file.seek(0, 2):
         raise InputError(f"{where}: the file is empty")
-    reason = "FLAC, OGG and MP3 need that, or: pip install soundfile soxr"
+    reason = "FLAC, OGG and MP3 need that, or: pip install soundfile"
     with contextlib.suppress(ImportError):
         import soundfile
         file.seek(0)
@@ -258,13 +256,12 @@ def ffmpeg_blocks(file: BinaryIO, source: str | Path | bytes | io.IOBase, where:
             raise InputError(f"{where}: cannot be read by ffmpeg: {brief(reason.removeprefix(f'file:{name}: '))}")
 
 
-def resampled(sound: Recording, where: str, rate: int) -> Recording:
-    """The sound at this rate, by soxr, as librosa does it for Qwen's own package."""
+def resampled(sound: Recording, rate: int) -> Recording:
+    """The sound at this rate, by soxr, as librosa does it for Qwen's own package; without soxr, by by_sinc."""
     try:
         import soxr
-    except ImportError as error:
-        raise InputError(f"{where}: {sound.rate:,} samples a second; the model wants {rate:,}, which needs "
-                         "pip install soxr, or for files the program ffmpeg") from error
+    except ImportError:
+        return Recording(by_sinc(sound.blocks, sound.rate, rate), rate, sound.seconds)
     stream = soxr.ResampleStream(sound.rate, rate, 1)
 
     def blocks() -> Iterator[np.ndarray]:
@@ -273,3 +270,28 @@ def resampled(sound: Recording, where: str, rate: int) -> Recording:
         yield stream.resample_chunk(np.empty(0, np.float32), last=True)
 
     return Recording(blocks(), rate, sound.seconds)
+
+
+def by_sinc(blocks: Iterator[np.ndarray], given: int, rate: int) -> Iterator[np.ndarray]:
+    """Blocks of `given` samples a second -> blocks of `rate` a second.
+
+    Each new sample is a sum of those around it, weighted by a sinc in a Hann window (Smith 1984, "A flexible sampling-
+    rate conversion method"), which takes away what is above half of the lower rate.
+    """
+    cut = 0.95 * min(1, rate / given)
+    reach = math.ceil(32 / cut)  # samples on each side
+    around, most = np.arange(-reach, reach + 1), 2**20 // (2 * reach + 1)  # new samples at a time
+    held, first, n, done = np.zeros(reach, np.float32), -reach, 0, 0  # first: held[0]'s place among the old samples
+    for block in itertools.chain(blocks, [None]):
+        n += 0 if block is None else len(block)
+        held = np.concatenate([held, np.zeros(reach + 1, np.float32) if block is None else block])
+        stop = ((first + len(held) - reach) * rate - 1) // given + 1
+        stop = -(-n * rate // given) if block is None else max(stop, done)
+        for start in range(done, stop, most):
+            place, rest = np.divmod(np.arange(start, min(start + most, stop)) * given, rate)
+            t = around - (rest / rate)[:, None]
+            weights = cut * np.sinc(cut * t) * np.cos(t * (math.pi / 2 / (reach + 1))) ** 2
+            old = np.lib.stride_tricks.sliding_window_view(held, len(around))[place - first - reach]
+            yield np.einsum("ij,ij->i", old, weights).astype(np.float32)
+        past, done = stop * given // rate - reach - first, stop
+        held, first = held[past:], first + past

@@ -30,6 +30,7 @@ from qwen_tts.core.models.modeling_qwen3_tts import (  # noqa: E402
 from qwen_tts.core.tokenizer_12hz.configuration_qwen3_tts_tokenizer_v2 import (  # noqa: E402
     Qwen3TTSTokenizerV2DecoderConfig)
 from qwen_tts.core.tokenizer_12hz.modeling_qwen3_tts_tokenizer_v2 import Qwen3TTSTokenizerV2Decoder  # noqa: E402
+from transformers.utils import ModelOutput  # noqa: E402
 
 TEXT = "Good morning! 你好, it's 12 o'clock."
 
@@ -175,6 +176,8 @@ def test_logits(both, monkeypatch):
     assert off(found, others) < 1e-5
 
 
+@pytest.mark.skipif(hasattr(ModelOutput, "past_key_values"), reason="qwen-tts-hf 0.1.1 loses its cache with transformers "
+                    "5.24, which calls past_key_values cache; 5.23 works")
 @pytest.mark.parametrize("text", [TEXT, "Yes.", "好", "one two three four five six seven eight"])
 @pytest.mark.parametrize("streamed", [False, True])
 def test_greedy_frames(both, text, streamed):

@@ -3,6 +3,7 @@ log-mel, x-vectors. Skipped without torch and the packages: pip install librosa,
 import json
 import sys
 import types
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -19,10 +20,15 @@ from talking import make_talking
 torch = pytest.importorskip("torch")
 pytest.importorskip("transformers")
 pytest.importorskip("librosa")
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS  # noqa: E402
 # A part of the package that needs torchaudio, onnxruntime, sox and einops, for models that were never published.
 unused = sys.modules.setdefault("qwen_tts.core.tokenizer_25hz.vq.speech_vq", types.ModuleType("speech_vq"))
 vars(unused).update(WhisperEncoderVQ=None, XVectorExtractor=None)
+usual = {**ROPE_INIT_FUNCTIONS}
 pytest.importorskip("qwen_tts")
+ROPES = {**ROPE_INIT_FUNCTIONS}  # the package adds one, which other models' classes would then take
+ROPE_INIT_FUNCTIONS.clear()
+ROPE_INIT_FUNCTIONS.update(usual)
 
 from qwen_tts.core.models.configuration_qwen3_tts import Qwen3TTSConfig  # noqa: E402
 from qwen_tts.core.models.modeling_qwen3_tts import (  # noqa: E402
@@ -49,13 +55,17 @@ def reference(path):
     config = Qwen3TTSConfig(**json.loads((path / "config.json").read_text()))
     for each in (config, config.talker_config, config.talker_config.code_predictor_config):
         each._attn_implementation = "eager"
-    return loaded(Qwen3TTSForConditionalGeneration(config), path / "model.safetensors")
+    with patch.dict(ROPE_INIT_FUNCTIONS, ROPES):
+        theirs = Qwen3TTSForConditionalGeneration(config)
+    return loaded(theirs, path / "model.safetensors")
 
 
 def reference_codec(path):
     about = json.loads((path / "speech_tokenizer/config.json").read_text())["decoder_config"]
     config = Qwen3TTSTokenizerV2DecoderConfig(**about, attn_implementation="eager")
-    return loaded(Qwen3TTSTokenizerV2Decoder(config), path / "speech_tokenizer/model.safetensors", "decoder.")
+    with patch.dict(ROPE_INIT_FUNCTIONS, ROPES):
+        theirs = Qwen3TTSTokenizerV2Decoder(config)
+    return loaded(theirs, path / "speech_tokenizer/model.safetensors", "decoder.")
 
 
 @pytest.fixture(scope="module", params=[*TTS_SIZES])

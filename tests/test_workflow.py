@@ -12,6 +12,10 @@ from test_systems import ABSENT
 
 COLLECT = """
 import asyncio, os, sys  # asyncio uses some of the names itself
+try:
+    import platformdirs  # so does this, which other packages' plugins of pytest need
+except ImportError:
+    pass
 for name in sys.argv[1].split():
     module, _, attribute = name.partition(".")
     if attribute:

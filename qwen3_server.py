@@ -28,6 +28,7 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import count
 from importlib.util import find_spec
 from types import FrameType
 
@@ -218,8 +219,10 @@ def run(args: argparse.Namespace) -> int:
             if grace:  # uvicorn would drop the connections at the second signal
                 super().handle_exit(sig, frame)
 
+    loaded, n_models = count(1), 1 + bool(args.listen) + bool(args.speech)
+
     def on_load() -> None:
-        if not server.should_exit:  # else another model has failed, and the socket is closed
+        if next(loaded) == n_models:  # one that fails ends the server
             note(f"a page to chat on: {address}/   for clients: {address}/v1")
 
     def on_end(error: Exception) -> None:
@@ -229,8 +232,9 @@ def run(args: argparse.Namespace) -> int:
     aligner = cache(lambda: load_aligner(args))
     worker = Worker(lambda: open_batch(args, aligner), args.queue, on_end, on_load)
     hosts = (*LOCAL, *(origin.partition("://")[2].partition(":")[0] for origin in args.cors)) if local else None
-    hearing = Worker(lambda: open_listener(args), args.queue, on_end) if args.listen else None
-    speaking = Worker(lambda: open_speaker(load_other(args, args.speech)), args.queue, on_end) if args.speech else None
+    hearing = Worker(lambda: open_listener(args), args.queue, on_end, on_load) if args.listen else None
+    speaking = Worker(lambda: open_speaker(load_other(args, args.speech)), args.queue, on_end, on_load) if args.speech \
+        else None
     workers += filter(None, (worker, hearing, speaking))
     limits = Limits(args.timeout, key, tuple(args.cors), hosts, args.verbose, options, aligner)
     app = make_app(worker, limits, hearing, speaking)

@@ -1053,7 +1053,8 @@ class Engine:
     new_cache: type[KVCache] = KVCache
     run: Callable[[Any, Pass], tuple[np.ndarray, np.ndarray]] = run_pass
     rows: Callable[..., np.ndarray] = lambda model, name, ids: model.weights[name][ids]  # of lm_head or embed_tokens
-    part: Callable[..., Any] = lambda weights, rows: weights | {"lm_head": weights["lm_head"][rows]}  # fewer logits
+    # The weights with these rows of lm_head only: qwen3_tts.py has a head for each code.
+    part: Callable[..., Any] = lambda weights, rows: weights | {"lm_head": weights["lm_head"][rows]}
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
     guess: Callable[..., tuple[np.ndarray, int]] | None = None  # guesses tokens by an MTP head, see qwen3_5.py
     drafts: bool = False  # whether the head guesses by default: in this engine, no guess changes a bit of the answer
@@ -1074,10 +1075,10 @@ class ModelType:
     tower: tuple[str, ...] = ()  # how the names of a tower's tensors begin
     media: str = ""  # the module that reads the tower: its media_of(source) gives Model.media
     seeing: dict[str, Any] = field(default_factory=dict)  # transformers' values for pictures
-    instead: str = ""  # the script that uses a model which gives no answers
+    instead: str = ""  # for a model that gives no answers: the script to use it with
     fast: str = "qwen3_lib.kernels.dense"  # the module with what the fast engine has for its layers; "" if nothing
     quantize: str | None = None  # how the fast engine packs the weights, unless the caller says so
-    fewest: str = ""  # "int8": what it takes for int4, which harms this model
+    fewest: str = ""  # "int8": packed in 8 bits where the caller asks for 4, which harm this model
 
 
 QWEN3 = ModelType(config_of, tensor_shapes, {

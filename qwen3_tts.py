@@ -157,12 +157,11 @@ class Talk:
         self.finish_reason = "stop" if drawn == self.voices.end else None
         return drawn
 
-    def take(self, codes: np.ndarray, x: np.ndarray) -> np.ndarray:
-        """Takes a frame: its codes [groups], which it gives back, and the sum of their vectors [hidden_size]."""
+    def take(self, codes: np.ndarray, x: np.ndarray) -> None:
+        """Takes a frame: its codes [groups], and the sum of their vectors [hidden_size]."""
         self.x = (x + self.trailing[min(len(self.codes), len(self.trailing) - 1)])[None]
         self.codes.append(codes)
         self.finish_reason = "length" if len(self.codes) >= self.limit else None
-        return codes
 
 
 def pass_of(caches: list[Any], x: list[np.ndarray], states: bool = False) -> Pass:
@@ -174,8 +173,8 @@ def pass_of(caches: list[Any], x: list[np.ndarray], states: bool = False) -> Pas
     return Pass(np.zeros_like(positions), together(x), positions, rows, ends - 1, states)
 
 
-def next_frames(model: Model, talks: list[Talk]) -> list[np.ndarray | None]:
-    """Runs talks that aren't finished one frame further, in one pass -> codes [groups] of each; None: it has ended."""
+def next_frames(model: Model, talks: list[Talk]) -> None:
+    """Runs talks that aren't finished one frame further, in one pass; one that ends takes no frame."""
     for talk in talks:
         while len(talk.x) > CHUNK:  # of a long prompt
             model.engine.run(model, pass_of([talk.cache], [talk.x[:CHUNK]]))
@@ -186,8 +185,8 @@ def next_frames(model: Model, talks: list[Talk]) -> list[np.ndarray | None]:
     first = np.array([talk.first(row) for talk, row in zip(talks, logits)])
     going = [i for i, talk in enumerate(talks) if talk.finish_reason is None]
     codes, x = predict_codes(model, states[new.wanted[going]], first[going], [talks[i] for i in going])
-    frames = {i: talks[i].take(frame, total) for i, frame, total in zip(going, codes, x)}
-    return [frames.get(i) for i in range(len(talks))]
+    for i, frame, total in zip(going, codes, x):
+        talks[i].take(frame, total)
 
 
 @np.errstate(over="ignore", invalid="ignore")

@@ -33,19 +33,20 @@ def sing(singers: list[Singer]) -> list[Outcome]:
     outcomes, going = dict[Singer, Outcome](), list[tuple[Singer, Talk]]()
     for singer in singers:
         try:
-            outcomes[singer] = talk = singer.turn()  # type: ignore[assignment]
-            if talk is not None:
+            if (talk := singer.turn()) is None:
+                outcomes[singer] = None
+            else:
                 going.append((singer, talk))
         except InputError as error:
             outcomes[singer] = error
     if going:
         try:
-            frames = next_frames(going[0][0].speech.model, [talk for _, talk in going])
+            next_frames(going[0][0].speech.model, [talk for _, talk in going])
         except InputError as error:  # weights that aren't finite
             return [error] * len(singers)
-        for (singer, talk), codes in zip(going, frames):
+        for singer, talk in going:
             outcomes[singer] = heard(singer.speech.codec, talk)
-            singer.n_frames += codes is not None
+            singer.n_frames += talk.finish_reason != "stop"  # the end is drawn in place of a frame
     return [outcomes[singer] for singer in singers]
 
 

@@ -387,7 +387,7 @@ def scale_of(b: Any, word: Any) -> Any:
 
 
 def least_zero(form: int) -> int:
-    """The least zero of INT4 or INT5; 0 of other formats."""
+    """The least zero of INT4 or INT5, of which the others are 0 to 15 steps of a 24th more; 0 of other formats."""
     format_ = FORMATS[form]
     return 0 if format_.offset or format_.minima else 12 if format_.high_bits else 6
 
@@ -471,6 +471,26 @@ def unit_of(b: Any, form: int, block: Any, number: Any) -> Unit:
     return Unit(number, here, factors, at(b, here, size - weights - 256), at(b, here, size - weights))
 
 
+def first_sums(b: Any, form: int, vectors: Sequence[PackedVector], places: Sequence[tuple[Any, int]], flipped: bool
+               ) -> dict[tuple[int, int], Any]:
+    """(vector, half) -> what `whole_sums` begin with, int32 [lanes]: less the offset or the least zero of all weights.
+
+    places: of a unit's groups; flipped: whether the weights take the signs of the vector.
+    """
+    lanes, format_, firsts = INT8_SHAPES[PATH].lanes, FORMATS[form], {}
+    for t, vector_ in enumerate(vectors):
+        for h in range(format_.halves):
+            first = splat(I32, lanes, 0)
+            if format_.offset == BYTE_OFFSET:  # other paths subtract it themselves
+                some = vector_.less if PATH in UNSIGNED else vector_.negative_sum if flipped else None
+                first = some(b, places[h][0], lanes) if some else first
+            elif less := format_.offset or least_zero(form):
+                total = vector_.sum(b, places[h][0], (places[h][1], format_.group), lanes)
+                first = b.mul(total, splat(I32, lanes, -less))
+            firsts[t, h] = first
+    return firsts
+
+
 def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[PackedVector], pieces: range,
                fetch: Callable[[range, Any], None]) -> dict[tuple[int, int, int], Any]:
     """(piece, vector, half) -> a variable: the sums of a unit's weights times bytes, int32 [lanes].
@@ -485,17 +505,9 @@ def whole_sums(b: Any, form: int, way: Way, unit: Unit, vectors: Sequence[Packed
     step = min(fours_in_16_bits(form), 8)
     signed = format_.offset == BYTE_OFFSET
     flipped = signed and PATH == "avx2" and len(vectors) == 1
-    places, firsts = unit.groups(b, form), {}
-    for t, vector_ in enumerate(vectors):
-        for h in halves:
-            first = splat(I32, lanes, 0)
-            if signed:  # other paths subtract it themselves
-                some = vector_.less if PATH in UNSIGNED else vector_.negative_sum if flipped else None
-                first = some(b, places[h][0], lanes) if some else first
-            elif less := format_.offset or least_zero(form):
-                total = vector_.sum(b, places[h][0], (places[h][1], group), lanes)
-                first = b.mul(total, splat(I32, lanes, -less))
-            firsts |= {(p, t, h): first for p in pieces}
+    places = unit.groups(b, form)
+    starts = first_sums(b, form, vectors, places, flipped)
+    firsts = {(p, *key): first for key, first in starts.items() for p in pieces}
     wholes = {key: variable(b, first.type) for key, first in firsts.items()}
     for key, first in firsts.items():  # with AVX2, it comes last, so that no sum waits for it
         b.store(splat(I32, lanes, 0) if PATH == "avx2" else first, wholes[key])

@@ -120,10 +120,11 @@ def head_config(config: StreamConfig) -> StreamConfig:
 
 def streams_of_head(head: Any, rows: np.ndarray, states: np.ndarray, eps: float) -> np.ndarray:
     """What the layer of an MTP head reads [n, hc_count * hidden_size]: see qwen4_exp.guess. Few tokens: by NumPy."""
+    d = rows.shape[1]
     following, before = (rms_norm(part, norm, eps) for part, norm in zip((rows, states), head.norms))
-    embedding, hidden = (linear(part, matrix_rows(w, np.arange(len(norm)))) for part, w, norm in zip(
-        (following, before.reshape(-1, rows.shape[1])), head.fc, (head.norms[0],) * 2))
-    streams = hidden.reshape(len(rows), -1, rows.shape[1]) + embedding[:, None]
+    embedding, hidden = (linear(part, matrix_rows(w, np.arange(d)))
+                         for part, w in zip((following, before.reshape(-1, d)), head.fc))
+    streams = hidden.reshape(len(rows), -1, d) + embedding[:, None]
     return np.ascontiguousarray(streams.reshape(len(rows), -1))
 
 

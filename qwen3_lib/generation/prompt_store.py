@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -200,21 +200,29 @@ class PromptStore:
             wanted[f"{name}.rows"] = partial(cache.rows, (stop - 1) // BLOCK * BLOCK, stop)
             if self.stateful and stop in ends:
                 wanted[f"{name}.state"] = partial(cache.state, stop)
-        files = self.files()
-        used = sum(size for _, size in files.values())
-        oldest = sorted((used_at, -int(NAME.fullmatch(name)[1]), name, size)  # type: ignore[index]
-                        for name, (used_at, size) in files.items() if name not in wanted and used_at < (since or now))
+        files, before = self.files(), since or now
         for name, content in wanted.items():
             if name not in files:
                 arrays = content()
-                used += HEADER + sum(array.nbytes for array in arrays.values())
-                while used > self.budget and oldest:
-                    *_, other, size = oldest.pop(0)
-                    self.forget(other)
-                    used -= size
-                if used > self.budget or not self.write(name, arrays):
+                n_bytes = HEADER + sum(array.nbytes for array in arrays.values())
+                if not self.make_room(n_bytes, wanted, before) or not self.write(name, arrays):
                     return
+        self.make_room(0, wanted, before)  # another process may have written at the same time
         self.touch(wanted, now)
+
+    def make_room(self, n_bytes: int, kept: Collection[str], before: int) -> bool:
+        """Deletes files that were last used before a time, the oldest first, but not those kept, until so many bytes
+        more are within the budget -> whether they are."""
+        files = self.files()
+        used = n_bytes + sum(size for _, size in files.values())
+        oldest = sorted((used_at, -int(NAME.fullmatch(name)[1]), name, size)  # type: ignore[index]
+                        for name, (used_at, size) in files.items() if name not in kept and used_at < before)
+        for *_, name, size in oldest:
+            if used <= self.budget:
+                break
+            self.forget(name)
+            used -= size
+        return used <= self.budget
 
     def files(self) -> dict[str, tuple[int, int]]:
         """name -> (when it was last used, its bytes), half written ones among them."""

@@ -297,9 +297,17 @@ def test_languages_by_their_names_and_codes(model):
     ('He said "no." Then he left.', ['He said "no."', "Then he left."]),
     ("It costs 3.14 euros", ["It costs 3.14 euros"]),
     ("A title\n\nand a\ntext. ", ["A title", "and a\ntext."]), ("  \n ", []), ("…", ["…"]),
+    ("他问：「好吗？！」然后走了。", ["他问：「好吗？！」", "然后走了。"]),
+    ("a" * 499 + "." + "”" * 9 + " b", ["a" * 499 + ".", "”" * 9 + " b"]),
+    ("a" * 499 + "\n" * 9 + "b", ["a" * 499, "b"]),
     ("x" * 1200, ["x" * 500, "x" * 500, "x" * 200])])
 def test_sentences(text, parts):
     assert [*sentences([text])] == parts == [*sentences(text)]  # at once, and letter by letter
+
+
+def test_a_long_row_of_dots():
+    """In time that grows with its length, not with its square or cube."""
+    assert [*sentences(["." * 40_000])] == ["." * LONGEST_TEXT] * 80
 
 
 def test_a_sentence_comes_as_soon_as_it_is_complete():

@@ -5,6 +5,8 @@ The sound goes to where --out says, everything else to stderr. Exit status as in
 from __future__ import annotations
 
 import argparse
+import codecs
+import io
 import itertools
 import shutil
 import struct
@@ -119,9 +121,13 @@ def as_they_come(speech: Speech) -> Iterator[np.ndarray]:
 # ---- What to say -----------------------------------------------------------------------------------------------------
 
 def piped() -> Iterator[str]:
-    """The text in stdin as it comes. Raises InputError for what is no text."""
+    """The text in stdin as it comes, also within a line. Raises InputError for what is no text."""
+    characters = codecs.getincrementaldecoder(sys.stdin.encoding)()
+    decoder = io.IncrementalNewlineDecoder(characters, translate=True)
     try:
-        yield from iter(lambda: sys.stdin.readline(4096), "")
+        while data := sys.stdin.buffer.read1(4096):
+            yield decoder.decode(data)
+        yield decoder.decode(b"", True)
     except UnicodeDecodeError as error:
         raise InputError(f"the piped text can't be read: {error}") from error
 

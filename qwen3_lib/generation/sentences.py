@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Iterator
 
 LONGEST_TEXT = 500  # characters of a text that are spoken as one
-ONE_SENTENCE = re.compile(r"\S.*?(?:[.!?…]+[\"'”’)\]]*(?=\s)|[。！？]+[”’」』）]*|(?=\n\s*\n))",
-                          re.DOTALL)
+ONE_SENTENCE = re.compile(r"\S.*?(?:[.!?…]+[\"'”’)\]]*(?=\s)|[。！？]+[”’」』）]*(?=[^。！？”’」』）])|"
+                          r"(?=\n\s*\n))", re.DOTALL)
 
 
 def sentences(texts: Iterable[str]) -> Iterator[str]:
@@ -16,7 +16,7 @@ def sentences(texts: Iterable[str]) -> Iterator[str]:
     for piece, last in itertools.chain(((piece, False) for piece in texts), [("\n\n", True)]):
         held += piece
         while held := held.lstrip():
-            found = ONE_SENTENCE.match(held)
+            found = ONE_SENTENCE.match(held, 0, LONGEST_TEXT + 1)
             n = found.end() if found else len(held)
             if n > LONGEST_TEXT:
                 space = max(held.rfind(mark, 0, LONGEST_TEXT) for mark in ",;:、，； ") + 1

@@ -65,9 +65,9 @@ try:
     from qwen3_lib.kernels.cpu import check_path
     from qwen3_lib.kernels.disk import ExpertFile
     from qwen3_lib.kernels.kind import kind_for, steps_of
-    from qwen3_lib.kernels.layout import (BF16, BLOCK, CACHE, CACHE_ROWS, F16, F32, FEW, GROUP, JOB, KV8, PANEL, PASS,
-                                          PROMPT, ROUNDED, ROW, TASK, TILE, TILES, NewTokens, address_table,
-                                          is_packed, padded)
+    from qwen3_lib.kernels.layout import (BF16, BLOCK, CACHE, CACHE_ROWS, DOWN, F16, F32, FEW, GATE, GROUP, JOB, KV8,
+                                          OUT, PANEL, PASS, PROMPT, ROUNDED, ROW, TASK, TILE, TILES, UP, Layers,
+                                          NewTokens, Q, address_table, is_packed, padded)
     from qwen3_lib.kernels.memory import aligned, empty, in_memory
     from qwen3_lib.kernels.packing import PACKED, Packer, as_packed, bytes_of, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
@@ -206,8 +206,7 @@ def batch_of(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], c
 
     new: what Kind.new takes, a Pass or the streams of an MTP head.
     """
-    group = w.config.num_attention_heads // w.config.num_key_value_heads
-    tasks, tiles = attention_tasks(rows["sequence"], rows["position"], group, w.kind.seen(w.config))
+    tasks, tiles = tasks_for(w, rows)
     shape = len(wanted), padded(int(w.layers.head[0].rows), PANEL)
     logits = w.logits.take(shape[0] * shape[1]).reshape(shape) if len(wanted) <= PROMPT else empty(shape, np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
@@ -230,28 +229,63 @@ def needed_functions(w: Weights, batch: NewTokens, n_queries: list[int]) -> np.n
     return functions_for(tuple(needs), queries, w.ways)
 
 
-def run_layers(w: Weights, batch: NewTokens, caches: list[Any], added: Any = ()) -> np.ndarray:
+def runner(w: Weights, layers: Layers, batch: NewTokens, caches: list[Any]) -> Callable[[int, int, bool], None]:
+    """A function that runs layers `first` to `last` - 1 on a batch's x, in place, and then, if asked, its logits."""
+    config, m = w.config, len(batch.x)
+    n_queries = (batch.tasks["n"] * (config.num_attention_heads // config.num_key_value_heads)).tolist()
+    space, space_table = w.work_space(config, m, len(batch.tasks), max(n_queries, default=0))
+    functions = needed_functions(w, batch, n_queries)
+    table = w.table if layers is w.layers else address_table(layers)
+    job_table = np.concatenate([table, address_table(batch), space_table, address_table((functions,))])
+
+    def run(first: int, last: int, logits: bool) -> None:
+        job = np.array([(0, 0, first, last, job_table.ctypes.data, logits)], JOB)
+        w.team.run(kernel(*steps_of(w.kind, config)), job, w, layers, caches, batch, space, functions, job_table)
+
+    return run
+
+
+def run_layers(w: Weights, batch: NewTokens, caches: list[Any], added: Any = (), states: bool = True) -> np.ndarray:
     """Runs the batch's x through all layers, in place -> the logits [n, vocab_size] of the tokens that get some.
 
-    added[i] [m, hidden_size] is added to x after layer i.
+    added[i] [m, hidden_size] is added to x after layer i. Without `states`, x isn't wanted after the last layer. So of
+    a prompt, that layer only computes keys and values, and all else for the tokens that get logits: the same bits.
     """
-    config, n_layers, m = w.config, len(w.layers.places), len(batch.x)
+    n_layers, m, rows = len(w.layers.places), len(batch.x), batch.wanted
     if m <= FEW:
         move_layer(w)
-    n_queries = (batch.tasks["n"] * (config.num_attention_heads // config.num_key_value_heads)).tolist()
-    space, space_table = w.work_space(config, m, len(batch.tasks), max(n_queries))
-    functions = needed_functions(w, batch, n_queries)
-    job_table = np.concatenate([w.table, address_table(batch), space_table, address_table((functions,))])
-    added = added[:n_layers]
-    stops = sorted({0, n_layers, *range(0, n_layers, max(1, PASS // m)), *range(1, len(added) + 1)})
+    added, run = added[:n_layers], runner(w, w.layers, batch, caches)
+    attends = not states and w.layers.places[-1].attention >= 0
+    whole = n_layers - (attends and len(rows) <= PROMPT < m and len(added) < n_layers)
+    stops = sorted({0, whole, *range(0, whole, max(1, PASS // m)), *range(1, len(added) + 1)})
     if len(added) == n_layers:  # the head by itself: x changes after the last layer, or there are no layers
         stops.append(n_layers)
     for first, last in (spans := [*itertools.pairwise(stops)]):
-        job = np.array([(0, 0, first, last, job_table.ctypes.data, (first, last) == spans[-1])], JOB)
-        w.team.run(kernel(*steps_of(w.kind, config)), job, w, caches, batch, space, functions, job_table)
+        run(first, last, (first, last) == spans[-1] and whole == n_layers)
         if first < last <= len(added):
             batch.x[:] += added[last - 1]
+    if whole < n_layers:
+        unseen = batch._replace(tasks=batch.tasks[:0], tiles=batch.tiles[:0])
+        runner(w, keys_alone(w.layers), unseen, caches)(whole, n_layers, False)
+    if whole < n_layers and len(rows):
+        tasks, tiles = tasks_for(w, batch.rows[rows])
+        some = batch._replace(x=batch.x[rows], cos=batch.cos[rows], sin=batch.sin[rows], rows=batch.rows[rows],
+                              tasks=tasks, tiles=tiles, wanted=np.arange(len(rows)))
+        runner(w, w.layers, some, caches)(whole, n_layers, True)
     return batch.logits[:, :int(w.layers.head[0].rows)]
+
+
+def keys_alone(layers: Layers) -> Layers:
+    """The same layers; the last one has rows in the matrices of keys and values, and in no others."""
+    matrices, routers = layers.matrices.copy(), layers.routers.copy()
+    matrices["rows"][-1, [Q, OUT, GATE, UP, DOWN]] = routers["rows"][-1] = 0
+    return layers._replace(matrices=matrices, routers=routers)
+
+
+def tasks_for(w: Weights, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """attention_tasks of a model."""
+    group = w.config.num_attention_heads // w.config.num_key_value_heads
+    return attention_tasks(rows["sequence"], rows["position"], group, w.kind.seen(w.config))
 
 
 def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
@@ -261,7 +295,8 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
     whole: from this position on, a token sees at most so many, and has other tasks than the tokens before.
     """
     tasks, tiles, kinds = [], [], 2 * sequences + (positions >= whole)
-    ends = [*(np.flatnonzero(np.diff(kinds)) + 1).tolist(), len(sequences)] if len(sequences) > 1 else [1]
+    gaps = np.diff(kinds) | np.diff(positions) - 1
+    ends = [*(np.flatnonzero(gaps) + 1).tolist(), len(sequences)] if len(sequences) > 1 else [1]
     for start, end in zip([0, *ends], ends):
         sequence, n_new = int(sequences[start]), end - start
         few = n_new <= FEW
@@ -287,7 +322,7 @@ def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
     places = np.concatenate([np.arange(cache.length, cache.length + n) for cache, n in zip(caches, counts)])
     rows = np.rec.fromarrays((np.repeat(np.arange(len(caches)), counts), places), ROW)
     batch = batch_of(w, new.x, rope_tables(model.config, new.positions), caches, rows, new.wanted, new)
-    logits = run_layers(w, batch, caches, new.added)
+    logits = run_layers(w, batch, caches, new.added, new.states or w.kind.enter is not None)
     new.advance()
     if caches[0].length > 1 and caches[0].dtype in STEPS and not w.looked:
         note_small_numbers(model, caches[0])

@@ -88,8 +88,10 @@ def test_any_way_of_asking(shape, dtype, quantize, kv_dtype, reference, data):
             if n > done[sequence]:
                 caches[sequence].copy_from(caches[source], n)
                 done[sequence], now[sequence] = n, 1
-        logits = together(model, caches, [ids[n:n + m] for n, m in zip(done, now)])
-        np.testing.assert_array_equal(logits, np.concatenate([expected[n:n + m] for n, m in zip(done, now)]))
+        last = data.draw(st.booleans(), label="last")
+        logits = together(model, caches, [ids[n:n + m] for n, m in zip(done, now)], last)
+        np.testing.assert_array_equal(logits, np.concatenate([expected[n + last * max(m - 1, 0):n + m]
+                                                              for n, m in zip(done, now)]))
 
 
 def together(model, caches, parts, last=False, guessed=False):
@@ -115,6 +117,18 @@ def test_only_the_last_logits(kv_dtype, reference):
         found = together(model, caches, [long[:n] for n in order], last=True)
         np.testing.assert_array_equal(found, whole[np.array(order) - 1])
     np.testing.assert_array_equal(fast.forward(model, ids[:5], model.engine.new_cache(model.config)), expected[4])
+
+
+@pytest.mark.parametrize("wanted", [0, 1, 65])
+def test_the_last_layer_computes_what_is_wanted(wanted, tmp_path):
+    """Of a prompt with few logits, the last layer leaves x as it was: with so many tokens, it takes the time."""
+    model = load_model(make_random_model(BASE | {"num_hidden_layers": 1}, tmp_path, "bfloat16"), None, 2, "bf16")
+    part = qwen3.NextTokens(model.engine.new_cache(model.config), np.array(random_ids(100, 1)), wanted)
+    for states in (False, True):
+        (new,) = qwen3.passes(model, [part], states)
+        before = new.x.copy()
+        model.engine.run(model, new)
+        assert np.array_equal(new.x, before) == (wanted < 65 and not states)
 
 
 @pytest.mark.parametrize("kv_dtype, overflows", [("f16", False), ("bf16", False), ("int8", False), ("f16", True)])

@@ -23,7 +23,7 @@ from qwen3_lib.kernels.disk import Files, no_slots, with_slots
 from qwen3_lib.kernels.hybrid import Vocabulary
 from qwen3_lib.kernels.kind import Kind, kind_for
 from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, PANEL,
-                                      ROUNDED, ROUTING, WEIGHT, Layers, Q, Space, address_table, is_packed,
+                                      PROMPT, ROUNDED, ROUTING, WEIGHT, Layers, Q, Space, address_table, is_packed,
                                       packed_shape)
 from qwen3_lib.kernels.memory import LargePages, Reused, experts_of, let_go, work_space
 from qwen3_lib.kernels.packing import forms_of, packed_form
@@ -102,9 +102,10 @@ class Weights:
     def work_space(self, config: Config, m: int, n_tasks: int, n_queries: int) -> tuple[Space, np.ndarray]:
         """A Space for m tokens, n_tasks tasks and n_queries queries of a task; an earlier one, if it fits.
 
-        Kept are the last one for many tokens, and one for each number of few tokens, which guesses make vary.
+        Kept are the last one for many tokens, one for some, and one for each number of few tokens, which guesses make
+        vary.
         """
-        kind = m if m <= FEW else 0
+        kind = m if m <= FEW else 0 if m > PROMPT else -1
         if (last := self.spaces.get(kind)) is not None:
             partials = last[0].partials
             if len(last[0].h) == m and len(partials) >= n_tasks and partials.shape[2] >= n_queries:

@@ -6,12 +6,14 @@
 A file describes one machine: `speeds` are tokens/s, work -> format -> engine, in the format of ours that the engine's
 own comes closest to (Q8_0: int8, Q4_0: int4; of ours, float32 is qwen3.py, the others are the fast engine). `shares` of
 the memory's bandwidth are of ours. `bandwidth` is in GB/s, `sgemm` in GFLOP/s, both None if they were not measured.
+README.md and docs/speed.md have the CPUs of the newest measurement, bench/RESULTS.md all, those of older versions too.
 """
 import argparse
 import json
 import re
 import textwrap
 from collections.abc import Iterator
+from datetime import date, timedelta
 from pathlib import Path
 
 from harness import ROOT, table
@@ -24,6 +26,12 @@ def load_machines() -> list[dict]:
     """All machines, the latest measurement first; of one day, a whole CPU before one that was held to AVX2."""
     files = sorted((ROOT / "bench/results").glob("*.json"), key=lambda file: file.stem)
     return sorted((json.loads(file.read_text("utf-8")) for file in files), key=lambda m: m["date"], reverse=True)
+
+
+def newest(machines: list[dict]) -> list[dict]:
+    """Those of the newest measurement, which may have begun on the day before."""
+    first = date.fromisoformat(machines[0]["date"]) - timedelta(days=1)
+    return [m for m in machines if date.fromisoformat(m["date"]) >= first]
 
 
 def number(value: float | None) -> str:
@@ -54,10 +62,14 @@ def peers_of(m: dict) -> str:
     return ", ".join(names) + " alone" * (len(names) == 1)
 
 
+def version_of(m: dict) -> str:
+    return f"version {m['version']} of {m['date']}"
+
+
 def conditions(m: dict) -> str:
     limits = [f"{name} {m[key]:g} {unit}, " for key, name, unit in
               (("bandwidth", "memory", "GB/s"), ("sgemm", "sgemm", "GFLOP/s")) if m[key]]
-    return f"{m['cores']} cores, {''.join(limits)}version {m['version']} of {m['date']}, beside {peers_of(m)}"
+    return f"{m['cores']} cores, {''.join(limits)}{version_of(m)}, beside {peers_of(m)}"
 
 
 def ratios_table(machines: list[dict]) -> str:
@@ -69,7 +81,7 @@ def ratios_table(machines: list[dict]) -> str:
         for found in (m["speeds"][work] for work in works):
             bf16 = found.get("bf16, activations too", found.get("bf16", {}))  # as the fast engine has it by default
             ratios.append(" / ".join(map(ratio, (bf16, found.get("int8", {}), found.get("int4", {})))))
-        lines.append([f"{m['machine']}, {m['date']}", *ratios, peers_of(m)])
+        lines.append([f"{m['machine']}, {version_of(m)}", *ratios, peers_of(m)])
     return "\n".join(table(*lines))
 
 
@@ -102,9 +114,9 @@ def whole_table(m: dict) -> str:
 def pages() -> Iterator[tuple[Path, str]]:
     """Each page with the text that it should have."""
     machines = load_machines()
-    for name, text in (("README.md", ratios_table(machines)),
-                       ("docs/speed.md", "\n\n".join(map(speeds_table, machines))),
-                       ("bench/RESULTS.md", "\n\n".join(map(whole_table, machines)))):
+    for name, text in (("README.md", ratios_table(newest(machines))),
+                       ("docs/speed.md", "\n\n".join(map(speeds_table, newest(machines)))),
+                       ("bench/RESULTS.md", "\n\n".join([ratios_table(machines), *map(whole_table, machines)]))):
         page = ROOT / name
         yield page, MARKED.sub(lambda found, text=text: f"{found[1]}{text}\n{found[2]}", page.read_text("utf-8"))
 

@@ -151,8 +151,9 @@ def test_ctrl_c_keeps_what_was_spoken(path, tmp_path):
 @pytest.mark.parametrize("arguments, words", [
     ((TEXT, "--voice", "nobody"), "none of serena"), ((TEXT, "--language", "fr"), "none of auto"), ((), "no text"),
     ((TEXT, "--describe", "old"), "no describe"), ((TEXT, "--clone", "a.wav"), "no clone"),
-    ((TEXT, "--out", "none/a.wav"), "none/a.wav: cannot be written"), ((TEXT, "--temperature", "-1"), "temperature"),
-    ((TEXT, "--max-seconds", "-1"), "max_seconds"), ((TEXT, "--speed", "2"), "--speed")])
+    ((TEXT, "--out", "none/a.wav"), "none/a.wav: cannot be written"), ((TEXT, "--out", "a.MP3"), "only WAV"),
+    ((TEXT, "--temperature", "-1"), "temperature"), ((TEXT, "--max-seconds", "-1"), "max_seconds"),
+    ((TEXT, "--speed", "2"), "--speed")])
 def test_bad_input_is_one_line(path, tmp_path, monkeypatch, capfd, arguments, words):
     monkeypatch.chdir(tmp_path)
     status, out, err = run_main(capfd, "--model", path, *arguments, main=main)

@@ -25,6 +25,7 @@ from qwen3_lib.app.terminal import guarded, note, write
 from qwen3_lib.io.errors import InputError
 from qwen3_tts import OPTIONS, Speech, speak, voices_of
 
+CODED = (".aac", ".flac", ".m4a", ".mp3", ".oga", ".ogg", ".opus", ".webm")  # how names of files end that are no WAV
 UNKNOWN = 2**32 - 1  # bytes: what programs write into the header of a WAV file in a pipe
 
 
@@ -122,10 +123,10 @@ def as_they_come(speech: Speech) -> Iterator[np.ndarray]:
 
 def piped() -> Iterator[str]:
     """The text in stdin as it comes, also within a line. Raises InputError for what is no text."""
-    characters = codecs.getincrementaldecoder(sys.stdin.encoding)()
-    decoder = io.IncrementalNewlineDecoder(characters, translate=True)
+    stdin: Any = sys.stdin.buffer
+    decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(sys.stdin.encoding)(), translate=True)
     try:
-        while data := sys.stdin.buffer.read1(4096):
+        while data := stdin.read1(4096):
             yield decoder.decode(data)
         yield decoder.decode(b"", True)
     except UnicodeDecodeError as error:
@@ -137,6 +138,9 @@ def say(args: argparse.Namespace) -> int:
     if named_model(args) is None:
         raise InputError("name a model that speaks: --model Qwen/Qwen3-TTS-12Hz-0.6B-CustomVoice, which is downloaded "
                          "once")
+    if args.out is not None and args.out.lower().endswith(CODED):
+        raise InputError(f"{args.out}: only WAV is written; ffmpeg makes other files of it: --out - | "
+                         f"ffmpeg -i - {args.out}")
     program = player() if args.out is None and sys.stdout.isatty() and not args.voices else ""
     model = load_main(args)
     if args.voices:

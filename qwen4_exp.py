@@ -16,7 +16,7 @@ What is new against Qwen3.5, with the sizes of Qwen3.8-Flash-Next (`n` is the nu
     token ids [n] ---> embedding [n, 2560], four times side by side: the streams r [n, 4, 2560]
         |                        |
         v                        v
-    the last 1, 2 and 3     +-> r  (layer 1 only)  r + n-gram layer: 16 rows of 160 numbers of the table for each token
+    the last 2 and 3        +-> r  (layer 1 only)  r + n-gram layer: 16 rows of 160 numbers of the table for each token
     tokens, hashed: rows    |    |
     of a table of 51        |    |---> read: of four streams one [n, 2560] ---> gated delta net, or sparse attention --+
     billion numbers,        |    |                                                                                    |
@@ -27,9 +27,9 @@ What is new against Qwen3.5, with the sizes of Qwen3.8-Flash-Next (`n` is the nu
                                  v
                                read, in place of the last RMSNorm [n, 2560] -> lm_head -> logits [n, 248320]
 
-    sparse attention:   tokens  0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13     a query at 13, with a budget of 4 (here 2,048)
-                        index       K0        K1        K2                a key for each block of 4: their averages
-                        scores     0.3       2.1       0.0                of K with the query's own index queries
+    sparse attention:   tokens  0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13     the query at 13; its budget is 4 (not 2,048)
+                        index       K0        K1        K2                a key for each block: the average of 4 keys
+                        scores     0.3       2.1       0.0                of these keys, by the token's index queries
                         it sees            4 5 6 7              12 13     the best blocks, and the unfinished one
 """
 from __future__ import annotations
@@ -91,10 +91,10 @@ class StreamConfig(HybridConfig):
 # ---- The streams -----------------------------------------------------------------------------------------------------
 
 def read_streams(r: np.ndarray, w: dict[str, Any], name: str, config: StreamConfig) -> tuple[np.ndarray, np.ndarray]:
-    """What a layer reads of the streams r [n, hc_count, hidden_size] -> (h [n, hidden_size], all streams' norms).
+    """What a layer reads of the streams r [n, hc_count, hidden_size] -> h [n, hidden_size], and `flat`: r normalised.
 
-    Each stream is normalised by itself. Then each of their numbers has a switch, which looks at all streams (through
-    hc_lowrank numbers); h is the mean over the streams. No other norm is in a layer.
+    Each stream is normalised by itself. Each of its numbers passes a switch, which all streams set together, through
+    hc_lowrank numbers; h is the mean of what passes. A layer has no other norm. Names with a colon: see load_weights.
     """
     normed = rms_norm(r, w[f"{name}:hc_norm"].reshape(r.shape[1:]), config.rms_norm_eps)
     flat = normed.reshape(len(r), r.shape[1] * r.shape[2])
@@ -104,7 +104,7 @@ def read_streams(r: np.ndarray, w: dict[str, Any], name: str, config: StreamConf
 
 
 def write_streams(r: np.ndarray, out: np.ndarray, flat: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
-    """Adds what a layer gives, out [n, hidden_size], to each stream, by weights from 0 to 2 that `flat` sets."""
+    """Adds a layer's output, out [n, hidden_size], to each stream, times a weight from 0 to 2, which `flat` sets."""
     weights = 2 * sigmoid(linear(flat, w[f"{name}:block_inject_weight"]) / np.float32(r.shape[1]))  # [n, hc_count]
     return r + weights[..., None] * out[:, None]
 
@@ -126,7 +126,7 @@ def head_sizes(config: StreamConfig, table: int) -> list[int]:
 
 
 def multipliers(config: StreamConfig, table: int) -> list[int]:
-    """An odd number of at most 63 bits less those of an id, for each token of an n-gram: drawn by SplitMix64."""
+    """An odd number for each token of an n-gram, whose product with an id has at most 63 bits; drawn by SplitMix64."""
     mask, step, half = 2**64 - 1, 0x9E3779B97F4A7C15, max(1, (2**63 - 1) // config.vocab_size // 2)
     drawn = []
     for i in range(config.ngram_size):
@@ -137,52 +137,54 @@ def multipliers(config: StreamConfig, table: int) -> list[int]:
     return drawn
 
 
-def ngram_rows(before: np.ndarray, ids: np.ndarray, by: Table) -> np.ndarray:
-    """The rows of tokens [n] after the tokens `before` -> [n, ngram_heads].
-
-    An n-gram ends at its token. Beyond an end of text, and before the text, each id counts as that of the end of text.
-    """
-    more, n = len(by.factors) - 1, len(ids)
-    text = np.concatenate([np.full(more, by.end), before, ids])[-(n + more):]
-    text = np.where(text < 0, by.picture, text)
-    mixed, ended, rows = text[more:] * by.factors[0], np.zeros(n, bool), []
-    for i in range(1, more + 1):
-        earlier = text[more - i:][:n]
-        ended |= earlier == by.end
-        mixed ^= np.where(ended, by.end, earlier) * by.factors[i]
-        rows.append(mixed[:, None] % by.sizes[i - 1] + by.offsets[i - 1])
-    return np.concatenate(rows, axis=1)
-
-
 class Table(NamedTuple):
     """An n-gram table [rows, d], which stays in its mapped files, and the hash that chooses rows."""
-    parts: list[Any]  # Tensors, or PackedTensors of qwen3_lib with bytes of rows as `data`
+    parts: list[Any]  # Tensors, or PackedTensors of qwen3_lib
     end: int  # the end-of-text token: what stands before it isn't seen
     picture: int  # the id that a picture's tokens have in the hash
-    factors: np.ndarray  # int64 [ngram_size]
-    sizes: np.ndarray  # int64 [ngram_size - 1, heads_per_ngram]
+    factors: np.ndarray  # int64 [ngram_size]: see multipliers
+    sizes: np.ndarray  # int64 [ngram_size - 1, heads_per_ngram]: see head_sizes
     offsets: np.ndarray  # the first row of each head, likewise
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """These rows [n, heads] in float32, side by side -> [n, heads * d]. Each is read once, in the file's order."""
-        wanted, places = np.unique(rows, return_inverse=True)
+        each, places = np.unique(rows, return_inverse=True)
         ends = np.cumsum([part.shape[0] for part in self.parts])
-        cut = np.split(wanted, np.searchsorted(wanted, ends[:-1]))
-        local = [some - (end - part.shape[0]) for some, end, part in zip(cut, ends, self.parts)]
-        for part, some in zip(self.parts, local):
-            read_ahead(part, some)
+        cut = np.split(each, np.searchsorted(each, ends[:-1]))
+        wanted = [(part, some - (end - part.shape[0])) for some, end, part in zip(cut, ends, self.parts) if len(some)]
+        for part, some in wanted:
+            for stored in (part,) if isinstance(part, Tensor) else part.stored:
+                read_ahead(stored, some)
         found = np.concatenate([to_float32(part._replace(data=part.data[some])) if isinstance(part, Tensor) else
-                                part.decode(part.data[some]) for part, some in zip(self.parts, local) if len(some)])
+                                part.rows(some) for part, some in wanted])
         return found[places].reshape(len(rows), -1)
 
 
-def read_ahead(part: Any, rows: np.ndarray) -> None:
+def ngram_rows(before: np.ndarray, ids: np.ndarray, table: Table) -> np.ndarray:
+    """The rows of tokens [n] after the tokens `before` -> [n, ngram_heads], those of pairs first.
+
+    Of a pair: (id * factor 0 xor the id before * factor 1) mod the head's size, plus its offset; a triple goes on with
+    factor 2. Before the text, and from an earlier end of text backwards, all ids are the end of text.
+    """
+    more, n = len(table.factors) - 1, len(ids)
+    text = np.concatenate([np.full(more, table.end), before, ids])[-(n + more):]
+    text = np.where(text < 0, table.picture, text)
+    hashed, ended, rows = text[more:] * table.factors[0], np.zeros(n, bool), []
+    for i in range(1, more + 1):
+        earlier = text[more - i:][:n]
+        ended |= earlier == table.end
+        hashed ^= np.where(ended, table.end, earlier) * table.factors[i]
+        rows.append(hashed[:, None] % table.sizes[i - 1] + table.offsets[i - 1])
+    return np.concatenate(rows, axis=1)
+
+
+def read_ahead(stored: Tensor, rows: np.ndarray) -> None:
     """Tells the system which rows come, so that it reads them together and not one after the other."""
     if hasattr(mmap, "MADV_WILLNEED"):
-        size, start = part.data.strides[0], part.data.ctypes.data - np.frombuffer(part.mapping, np.uint8).ctypes.data
-        pages = np.unique((start + np.concatenate([rows * size, rows * size + size - 1])) // mmap.PAGESIZE)
+        size, at = stored.data.strides[0], stored.data.ctypes.data - np.frombuffer(stored.mapping, "u1").ctypes.data
+        pages = np.unique((at + np.concatenate([rows * size, rows * size + size - 1])) // mmap.PAGESIZE)
         for page in pages.tolist():
-            part.mapping.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, 1)
+            stored.mapping.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, 1)
 
 
 def look_up(tables: dict[int, Table], new: Pass) -> dict[int, np.ndarray]:
@@ -246,11 +248,11 @@ def sparse_attention(x: np.ndarray, w: dict[str, Any], config: StreamConfig, cac
     index = linear(x, w["index_qk_proj"]).reshape(len(x), -1, config.indexer_head_dim)  # the last one is the key
     queries = turned(index[:, :-1].swapaxes(0, 1), w["q_layernorm"], config, cache.positions)
 
-    def attend(layer: int, *qkv: np.ndarray) -> np.ndarray:
-        return together([one.look(layer, *(each[:, rows] for each in (*qkv, queries)), index[rows, -1],
+    def attend(layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
+        return together([one.look(layer, q[:, rows], k[:, rows], v[:, rows], queries[:, rows], index[rows, -1],
                                   cache.positions[rows], w["k_layernorm"]) for one, rows in cache.parts], axis=1)
 
-    by_index: Any = SimpleNamespace(attend=attend)
+    by_index: Any = SimpleNamespace(attend=attend)  # in place of Pass.attend
     return gated_attention(x, w, config, by_index, layer, cos, sin)
 
 
@@ -260,7 +262,7 @@ def decoder_layer(r: np.ndarray, w: dict[str, Any], config: StreamConfig, cache:
                   cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
     """One layer: the streams r [n, hc_count, hidden_size] -> the same shape. Writes into the caches of a pass."""
     h, flat = read_streams(r, w, "attn_hyper_connection", config)
-    attend = sparse_attention if "index_qk_proj" in w else gated_attention  # that of the MTP head
+    attend = sparse_attention if "index_qk_proj" in w else gated_attention  # an MTP head has no index
     out = gated_delta_net(h, w, config, cache, layer, GATES[config.output_gate_type]) \
         if layer in config.linear_layers else attend(h, w, config, cache, layer, cos, sin)
     r = write_streams(r, out, flat, w, "attn_hyper_connection")
@@ -458,10 +460,10 @@ def tables_of(source: Source) -> dict[int, Table]:
     for i, layer in enumerate(config.ple_layers):
         parts = [tensor for name, tensor in source.tensors.items()  # in the order of shapes
                  if name.startswith(f"model.layers.{layer}.ple.ple_embedding.")]
-        if any(part.data is None for part in parts):
+        if any(not isinstance(part, Tensor) and part.rows is None for part in parts):
             raise InputError(f"{source.path}: the n-gram table is quantized in a way that isn't supported")
-        factors, sizes = (np.array(numbers(config, i), np.int64) for numbers in (multipliers, head_sizes))
-        sizes = sizes.reshape(-1, config.heads_per_ngram)
+        factors = np.array(multipliers(config, i), np.int64)
+        sizes = np.array(head_sizes(config, i), np.int64).reshape(-1, config.heads_per_ngram)
         offsets = sizes.cumsum().reshape(sizes.shape) - sizes
         found[layer] = Table(parts, config.eos_token_ids[0], picture, factors, sizes, offsets)
     return found

@@ -1,9 +1,11 @@
 """Qwen3.8-Flash-Next in GGUF: the folder's tensors after the steps of llama.cpp's converter, under its names, and back.
 
-No package of llama.cpp knows the names yet; they are those of conversion/qwen4exp.py.
+The names are those of conversion/qwen4exp.py, as long as no package of llama.cpp knows them; those of other hybrids are
+compared with its list.
 """
 import dataclasses
 import json
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,6 +19,8 @@ from helpers import assert_one_line, logits_of, message_of, random_ids, stored_i
 from make_random_model import make_random_model
 from published import tensors_of, write_tensors
 from qwen3 import to_float32
+from qwen3_lib.io.gguf_file import (EXPERT_NAMES, GGUF_SIZES, HYBRID_SIZES, MOE_SIZES, STREAM_SIZES, YARN,
+                                    GGUF_MODEL_TYPES, our_name)
 from qwen3_lib.io.models import open_model
 
 gguf = pytest.importorskip("gguf")
@@ -128,6 +132,34 @@ def write_flash(path, out, form="F32", plain=False, **changes):
 @pytest.fixture(scope="module")
 def path(tmp_path_factory):
     return make_random_model(SMALL, tmp_path_factory.mktemp("m"), "float32")
+
+
+def strings_in(keys):
+    """The strings of a class of constants, and of the classes in it."""
+    for value in vars(keys).values():
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, type):
+            yield from strings_in(value)
+
+
+@pytest.mark.parametrize("arch", ["qwen3next", "qwen35", "qwen35moe", "qwen4exp"])
+def test_names_are_those_of_the_package(arch):
+    """All tensors of an architecture have a name of ours, and the keys that are read are keys of llama.cpp."""
+    number = {name: number for number, name in gguf.MODEL_ARCH_NAMES.items()}.get(arch)
+    if number is None:
+        pytest.skip(f"gguf {version('gguf')} doesn't know {arch}")
+    file = SimpleNamespace(metadata={"general.architecture": arch, f"{arch}.ple.layers": np.array([1])}, file=arch)
+    for tensor in gguf.MODEL_TENSORS[number]:
+        name = gguf.TENSOR_NAMES[tensor].format(bid=3)
+        tail = name.removeprefix("blk.3.") if name.startswith("blk.") else ""
+        found = [our_name(file, name + end, "3" if tail else "", tail + end) for end in (".weight", ".bias", "")]
+        assert any(found) or tail in EXPERT_NAMES, name
+    sizes = [GGUF_SIZES, HYBRID_SIZES, MOE_SIZES, STREAM_SIZES if arch == "qwen4exp" else {}]
+    keys = [*(name for each in sizes for name in each.values()), *(f"rope.scaling.{name}" for name in YARN.values()),
+            "nextn_predict_layers", "rope.dimension_count", "rope.dimension_sections", "attention.value_length"]
+    assert {f"{{arch}}.{name}" for name in keys} <= {*strings_in(gguf.Keys)}
+    assert arch in GGUF_MODEL_TYPES
 
 
 def test_a_converted_model_is_the_folder(path, tmp_path):

@@ -17,7 +17,7 @@ from helpers import (assert_batches_and_drafts_change_nothing, assert_one_line, 
 from make_random_model import make_random_model
 from published import change_config, mlx, publish, quantize_model, tensors_of, write_tensors
 from qwen3 import Tensor
-from qwen3_lib.io.formats import METHODS
+from qwen3_lib.io.formats import METHODS, unpacked
 from qwen3_lib.io.models import open_model
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.io.schemes import mlx_schemes
@@ -43,6 +43,9 @@ def test_the_numbers_are_those_of_mlx(case):
     assert shape == (2, 128) and group == int(size) and np.array_equal(blocks(0, 2).values(), values)
     if mode == "affine":  # the writer makes scales of both signs
         assert set(np.sign(blocks(0, 2).scales.reshape(-1))) == {-1, 1} or size != "32"
+    name = "model.layers.1.ple.ple_embedding.ngram_embedding.shard_0"  # single rows, of a table of n-grams
+    table = unpacked({f"{name}.{part}": tensor for part, tensor in parts.items()}, "mlx", [scheme], ROOT)
+    assert np.array_equal(table[f"{name}.weight"].rows(np.array([1, 0, 1])), values[[1, 0, 1]])
 
 
 # ---- Whole folders ---------------------------------------------------------------------------------------------------
@@ -84,7 +87,9 @@ def converted(path, prefix="", tower="", added=(), head_added=True):
 NORMS = ("input_layernorm", "post_attention_layernorm", "norm", "q_norm", "k_norm", "pre_fc_norm_hidden",
          "pre_fc_norm_embedding")
 ENDS = ("_proj.weight", "_qkvz.weight", "_ba.weight", "_qkv.weight", "_z.weight", "_a.weight", "_b.weight",
-        "embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "shared_expert_gate.weight")
+        "embed_tokens.weight", "lm_head.weight", "mlp.gate.weight", "shared_expert_gate.weight",
+        "input_mix_weight_down.weight", "input_mix_weight_up.weight", "block_inject_weight.weight",
+        *(f"ngram_embedding.shard_{i}.weight" for i in range(3)))
 FOUR = {"group_size": 64, "bits": 4}
 ROUTERS = {f"{start}model.layers.{i}.mlp.{name}": {"group_size": 64, "bits": 8} for start in ("", "language_model.")
            for name in ("gate", "shared_expert_gate") for i in range(9)}
@@ -104,7 +109,7 @@ TEXTS = {  # name -> (config, prefix, norms)
     "qwen3_moe": (MOE | SPARSE, "", ()), "qwen3_next": (NEXT | HYBRIDS, "", NORMS),
     "qwen3_5": (HYBRID | HYBRIDS, "language_model.", NORMS),
     "qwen3_5_moe": (HYBRID_MOE | HYBRIDS, "language_model.", NORMS),
-    "qwen4_exp": (FLASH | HYBRIDS | {"ple_embed_dim": 64}, "language_model.", ())}  # mlx-vlm leaves its norms
+    "qwen4_exp": (FLASH | HYBRIDS | {"ple_embed_dim": 512, "hc_lowrank": 64}, "language_model.", ())}  # its norms stay
 QUANTIZED = {"bf16": None, "4 bits": (four_and_eight, FOUR | ROUTERS), "3 bits": (mlx, FOUR | {"bits": 3}),
              "6 bits": (mlx, {"group_size": 32, "bits": 6, "mode": "affine"}),
              "mxfp4": (mlx, {"group_size": 32, "bits": 4, "mode": "mxfp4"})}

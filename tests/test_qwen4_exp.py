@@ -310,7 +310,8 @@ def test_in_fp8(tmp_path):
     write_tensors(path / "model.safetensors", tensors)
     write_tensors(plain / "model.safetensors", {name: ("float32", array) for name, array in expected.items()})
     model, ids = qwen3.load_model(path), prompt(40)
-    assert all(part.data.dtype == np.uint8 and not part.data.flags.owndata for part in model.weights["tables"][1].parts)
+    stored = [each.data for part in model.weights["tables"][1].parts for each in part.stored]
+    assert len(stored) == 3 and all(data.dtype == np.uint8 and not data.flags.owndata for data in stored)
     exact = logits_of(plain, ids)
     assert np.array_equal(logits_of(model, ids), exact)
     assert np.abs(logits_of(fast_model(path), ids) - exact).max() < 0.1 * exact.std()  # experts are rounded to bf16
@@ -332,6 +333,13 @@ def test_published_quantizations(name, tmp_path):
     exact, ids = logits_of(plain, prompt(40)), prompt(40)
     assert np.array_equal(logits_of(path, ids), exact)
     assert np.abs(logits_of(fast_model(path), ids) - exact).max() < 0.2 * exact.std()  # vectors are rounded to 8 bits
+
+
+def test_a_table_that_is_quantized_by_columns(tmp_path):
+    """GPTQ's words hold numbers of several rows."""
+    path = make(FLASH | {"ple_embed_dim": 256, "split_ngram_parts": 1}, tmp_path)
+    quantize_model(path, *CASES["GPTQ, 4 bits"], ("ngram_embedding.shard_0.weight",))
+    assert_one_line(message_of(qwen3.load_model, path), str(path), "n-gram table is quantized in a way")
 
 
 # ---- transformers ----------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from qwen3_lib.io.errors import InputError, brief, is_whole, parse_json, some
 from qwen3 import DTYPES, Tensor, checked_number, to_float32
 from qwen3_lib.io.schemes import (Settings, auto_round_schemes, awq_schemes, bitsandbytes_schemes, compressed_schemes,
                                   fp8_schemes, gptq_schemes, mlx_schemes)
-from qwen3_lib.io.tensors import AnyTensor, Blocks, PackedTensor, by_rows, scaled
+from qwen3_lib.io.tensors import BY_ROWS, AnyTensor, Blocks, PackedTensor, scaled
 
 Grouped = Callable[[int, int], tuple[np.ndarray, np.ndarray]]
 Parts = Mapping[str, Tensor]
@@ -140,13 +140,16 @@ def with_byte_tables(stored: Mapping[str, Tensor]) -> dict[str, AnyTensor]:
     for name, part in stored.items():
         scale = stored.get(f"{name.rpartition('.shard_')[0]}.weight_scale")
         if scale is not None and part.dtype == "F8_E4M3":
-            decode = partial(byte_rows, scale=to_float32(scale).reshape(()))
-            tensors[name] = by_rows(part.data, decode, part.shape[1], part.mapping, 8)
+            tensors[name] = byte_table(part, to_float32(scale).reshape(()))
     return tensors
 
 
-def byte_rows(rows: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    return FP8.take(rows) * scale
+def byte_table(part: Tensor, scale: np.ndarray) -> PackedTensor:
+    def rows(some: Any) -> np.ndarray:
+        return FP8.take(part.data[some]) * scale
+
+    return PackedTensor("F32", part.data.shape, lambda start, stop: Blocks(rows(slice(start, stop))), part.mapping, 8,
+                        stored=(part,), rows=rows)
 
 
 def block_shape(settings: Settings, shape: tuple[int, int]) -> tuple[int, int]:
@@ -431,12 +434,24 @@ def unpacked(stored: Mapping[str, Tensor], method: str, schemes: list[Settings],
         for part in parts:
             del tensors[f"{name}.{part}"]
         mapping = max(parts.values(), key=lambda part: part.data.nbytes).mapping
-        tensors[f"{name}.weight"] = PackedTensor("F32", shape, blocks, mapping, bits, group=group)
+        packed = PackedTensor("F32", shape, blocks, mapping, bits, group=group)
+        if BY_ROWS in name and all(part.shape[:1] == shape[:1] for part in parts.values()):
+            rows = partial(some_rows, about.function, name, parts, schemes)
+            packed = packed._replace(stored=tuple(parts.values()), rows=rows)
+        tensors[f"{name}.weight"] = packed
     others = {name: tensor.dtype for name, tensor in tensors.items() if tensor.dtype not in DTYPES}
     if left := [f"{name} is {dtype}" for name, dtype in others.items() if name.endswith(".weight")]:
         raise InputError(f"{folder}: these tensors lack the other parts of {method}, such as {about.keys[0]}: "
                          f"{some(left)}; {TAKE}")
     return {name: tensor for name, tensor in tensors.items() if name not in others}  # without masks and other buffers
+
+
+def some_rows(function: Callable[[str, Parts, Settings], Unpacked], name: str, parts: Parts, schemes: list[Settings],
+              rows: np.ndarray) -> np.ndarray:
+    """Any rows of a matrix whose parts have a row for each of its rows: they are a small matrix of their own."""
+    own = {name: part._replace(data=part.data[rows]) for name, part in parts.items()}
+    _, _, blocks, _ = with_any_scheme(function, name, own, schemes)
+    return blocks(0, len(rows)).values()
 
 
 def with_any_scheme(function: Callable[[str, Parts, Settings], Unpacked], name: str, parts: Parts,

@@ -124,7 +124,7 @@ def halved(entry: TensorEntry, name: str, file: Path) -> dict[str, TensorEntry]:
 
 
 def tensor_of(entry: TensorEntry, by_row: bool = False) -> AnyTensor:
-    """A tensor of the file, mapped or packed. by_row: with PackedTensor.data."""
+    """A tensor of the file, mapped or packed. by_row: with PackedTensor.rows."""
     form, data = entry.form, entry.data
     if form.unpack is None:
         return Tensor(form.name, data.view(DTYPES[form.name]), entry.mapping)
@@ -139,8 +139,8 @@ def tensor_of(entry: TensorEntry, by_row: bool = False) -> AnyTensor:
 
     return PackedTensor("F32", (len(in_blocks), entry.shape[-1]), lambda start, stop: rows(in_blocks[start:stop]),
                         entry.mapping, form.bits, group=form.numbers // form.groups if form.groups else 0,
-                        factored=form.factored, data=in_blocks if by_row else None,
-                        decode=lambda some: rows(some).values())
+                        factored=form.factored, stored=(Tensor("U8", in_blocks, entry.mapping),) if by_row else (),
+                        rows=(lambda some: rows(in_blocks[some]).values()) if by_row else None)
 
 
 # ---- Qwen3.5: what llama.cpp's converter has changed -----------------------------------------------------------------

@@ -101,12 +101,13 @@ def save_quantized(model: Model, folder: str | Path, format: str) -> None:
     """
     if getattr(model.weights, "quantized", None) != format or format not in SAVED_FORMATS:
         raise InputError(f"{folder}: the model was not loaded as {brief(format)}")
-    tensors, shapes, source = model.weights.tensors(), model.weights.shapes, model.source
+    source = model.source
     if "score.weight" in source.heads:
         raise InputError(f"{model.path}: score.weight would be lost; quantize such a model while loading")
     if any(BY_ROWS in name and isinstance(tensor, PackedTensor) for name, tensor in source.tensors.items()):
         raise InputError(f"{model.path}: its packed n-gram table can't be saved; quantize Qwen's files in bf16")
-    sizes = {name: shapes[name] for name in tensors}
+    tensors = model.weights.tensors()
+    sizes = {name: model.weights.shapes[name] for name in tensors}
     if source.bare:  # the names of an embedding model's own file
         tensors = {name.removeprefix("model."): array for name, array in tensors.items()}
         sizes = {name.removeprefix("model."): size for name, size in sizes.items()}

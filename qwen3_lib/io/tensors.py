@@ -50,8 +50,8 @@ class PackedTensor(NamedTuple):
     bits: of a number in the file, without its share of the scales. A matrix that an adapter has changed has 16, in
     which the fast engine rounds it to bfloat16, or 32, if its base was float16 or float32.
     group: the columns that share a scale; 0 where blocks give values. factored: whether blocks have factors.
-    data, decode: the rows as they lie in the file, and what makes float32 of some; only of an n-gram table, where a
-    token reads a few rows.
+    stored, rows: the parts in the file, which have a row for each row, and a function that gives any rows in float32;
+    only of an n-gram table, where a token reads a few rows.
     """
     dtype: str
     shape: tuple[int, int]
@@ -60,8 +60,8 @@ class PackedTensor(NamedTuple):
     bits: int
     group: int = 0
     factored: bool = False
-    data: Any = None
-    decode: Any = None
+    stored: tuple[Tensor, ...] = ()
+    rows: Callable[[np.ndarray], np.ndarray] | None = None
 
     @np.errstate(over="ignore", invalid="ignore")  # infinity in a scale is reported once it has reached the logits
     def read(self) -> np.ndarray:
@@ -75,13 +75,6 @@ class PackedTensor(NamedTuple):
 
 
 AnyTensor = Tensor | PackedTensor
-
-
-def by_rows(data: np.ndarray, decode: Callable[[np.ndarray], np.ndarray], columns: int, mapping: mmap.mmap,
-            bits: int) -> PackedTensor:
-    """A matrix whose rows are read one by one: data [rows, ...], of which decode makes float32 [rows, columns]."""
-    return PackedTensor("F32", (len(data), columns), lambda start, stop: Blocks(decode(data[start:stop])), mapping,
-                        bits, data=data, decode=decode)
 
 
 def below(first: AnyTensor, second: AnyTensor) -> PackedTensor:

@@ -13,7 +13,6 @@ from qwen4_exp import StreamCache, StreamConfig, look_up, tables_of
 from qwen3_lib.kernels import dense, hybrid
 from qwen3_lib.kernels.kind import Kind, Widths
 from qwen3_lib.kernels.layout import BLOCK, FEW, INDEX, INDEXING, PANEL, WEIGHT, WHOLE_BLOCK, padded
-from qwen3_lib.kernels.packing import matrix_rows
 
 CONNECTIONS = "attn_hyper_connection", "mlp_hyper_connection"
 READING = "input_mix_weight_down", "input_mix_weight_up"
@@ -122,8 +121,7 @@ def streams_of_head(head: Any, rows: np.ndarray, states: np.ndarray, eps: float)
     """What the layer of an MTP head reads [n, hc_count * hidden_size]: see qwen4_exp.guess. Few tokens: by NumPy."""
     d = rows.shape[1]
     following, before = (rms_norm(part, norm, eps) for part, norm in zip((rows, states), head.norms))
-    embedding, hidden = (linear(part, matrix_rows(w, np.arange(d)))
-                         for part, w in zip((following, before.reshape(-1, d)), head.fc))
+    embedding, hidden = map(linear, (following, before.reshape(-1, d)), head.unpacked)
     streams = hidden.reshape(len(rows), -1, d) + embedding[:, None]
     return np.ascontiguousarray(streams.reshape(len(rows), -1))
 

@@ -26,7 +26,7 @@ from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GA
                                       PROMPT, ROUNDED, ROUTING, WEIGHT, Layers, Q, Space, address_table, is_packed,
                                       packed_shape)
 from qwen3_lib.kernels.memory import LargePages, Reused, experts_of, let_go, work_space
-from qwen3_lib.kernels.packing import forms_of, packed_form
+from qwen3_lib.kernels.packing import forms_of, matrix_rows, packed_form
 from qwen3_lib.kernels.team import Team
 from qwen3_lib.kernels.ways import Ways
 
@@ -37,6 +37,7 @@ class MTPHead(NamedTuple):
     layer: Weights  # a model of one layer
     norms: list[np.ndarray]  # of the embedding and of the hidden states
     vocabulary: Vocabulary
+    unpacked: tuple[np.ndarray, ...] = ()  # with streams, fc in float32 for NumPy
 
     def addresses(self) -> np.ndarray:
         """Where its matrices are, but for the rows of the vocabulary."""
@@ -224,7 +225,8 @@ def mtp_head(w: Weights) -> MTPHead:
     layer = replace(w, config=config, layers=layers, spaces={}, logits=Reused())
     if w.kind.enter is not None:
         layer.kind = w.kind._replace(new=w.kind.new_of_head)
-        return MTPHead([w.matrices[f"{start}{name}.weight"] for name in w.kind.fc], layer, norms, vocabulary)
+        fc = [w.matrices[f"{start}{name}.weight"] for name in w.kind.fc]
+        return MTPHead(fc, layer, norms, vocabulary, tuple(matrix_rows(each, range(int(each[0].rows))) for each in fc))
     alone = layers._replace(head=w.matrices[f"{start}fc.weight"], places=layers.places[:0], eps=np.zeros(1),
                             norm=np.ones(2 * config.hidden_size, np.float32))
     return MTPHead(replace(layer, layers=alone), layer, norms[:2], vocabulary)

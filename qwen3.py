@@ -1056,6 +1056,7 @@ class Engine:
     # The weights with these rows of lm_head only: qwen3_tts.py has a head for each code.
     part: Callable[..., Any] = lambda weights, rows: weights | {"lm_head": weights["lm_head"][rows]}
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
+    draws: Callable[..., list[np.ndarray]] = lambda *_: []  # of several passes in one call, see qwen3_tts.predict_codes
     guess: Callable[..., tuple[np.ndarray, int]] | None = None  # guesses tokens by an MTP head, see qwen3_5.py
     drafts: bool = False  # whether the head guesses by default: in this engine, no guess changes a bit of the answer
 

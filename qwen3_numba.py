@@ -24,7 +24,8 @@ qwen3_lib/kernels/:
     layers.py      the kernels, in the order of forward; fields.py: how they find their arrays
     experts.py     the kernel of a mixture of experts; slots.py, disk.py: of one that is larger than the memory
     kind.py        what differs between model types: dense.py; hybrid.py for Qwen3.5, whose kernel is delta.py; and
-                   flash.py for Qwen3.8-Flash-Next, whose kernels are streams.py and sparse.py
+                   flash.py for Qwen3.8-Flash-Next, whose kernels are streams.py and sparse.py; speaking.py for
+                   Qwen3-TTS, whose code predictor's kernel is codes.py
     intrinsics.py  what numba can't say in Python
     quantize.py    the kernels that pack weights
     compile.py     numba compiles kernels: a program of its own, for the first run; translate.py: how numba is used
@@ -71,6 +72,7 @@ try:
     from qwen3_lib.kernels.memory import aligned, empty, in_memory
     from qwen3_lib.kernels.packing import PACKED, Packer, as_packed, bytes_of, forms_of, matrix_rows
     from qwen3_lib.kernels.products import any_number, compile_all, functions_for
+    from qwen3_lib.kernels.speaking import drawing
     from qwen3_lib.kernels.team import team_of
     from qwen3_lib.kernels.ways import ways_for, ways_table
     from qwen3_lib.kernels.weights import (Weights, build_layers, bytes_in, choose_formats, formats_in, has_head,
@@ -239,7 +241,7 @@ def runner(w: Weights, layers: Layers, batch: NewTokens, caches: list[Any]) -> C
     job_table = np.concatenate([table, address_table(batch), space_table, address_table((functions,))])
 
     def run(first: int, last: int, logits: bool) -> None:
-        job = np.array([(0, 0, first, last, job_table.ctypes.data, logits)], JOB)
+        job = np.array([(0, 0, first, last, job_table.ctypes.data, logits * (len(batch.heads) or 1))], JOB)
         w.team.run(kernel(*steps_of(w.kind, config)), job, w, layers, caches, batch, space, functions, job_table)
 
     return run
@@ -333,6 +335,33 @@ def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
     return logits, rms_norm(new.x, w.layers.norm, model.config.rms_norm_eps)
 
 
+def draws(models: list[Model], vectors: np.ndarray, codes: np.ndarray, talks: list[Any]) -> list[np.ndarray]:
+    """Codes of qwen3_tts.predict_codes in one call of the kernels: from each model one of each talk [m], in its frame.
+
+    codes [m]: the last ones; vectors [1 + len(models), codes, hidden_size]: of the last ones, and of what each model
+    draws. Fewer are drawn where the kernels' exp leaves open which one NumPy's would draw; none for top_p.
+    """
+    if not models or any(talk.other.top_p < 1 for talk in talks):
+        return []
+    w, n, m = models[0].weights, len(models), np.arange(len(talks))
+    before, caches = [talk.rng.bit_generator.state for talk in talks], [talk.frame for talk in talks]
+    new = drawing([model.weights.layers.head for model in models], vectors[1:], talks)
+    first, *following = range(caches[0].length, caches[0].length + n + 1)
+    turned = rope_tables(w.config, np.array([*[first] * len(m), *following]))
+    for cache in caches:
+        cache.reserve(n)
+    rows = np.rec.fromarrays((m, np.full_like(m, first)), ROW)
+    run_layers(w, batch_of(w, vectors[0, codes], turned, caches, rows, m, new), caches)
+    sure = (new["codes"] >= 0).all(axis=0)
+    n_sure = n if sure.all() else int(sure.argmin())
+    for talk, state, count in zip(talks, before, new["counts"]):
+        talk.frame.advance(np.zeros(n_sure, int))
+        if n_sure < n:
+            talk.rng.bit_generator.state = state
+            talk.rng.standard_exponential(n_sure * count)
+    return [*new["codes"].T[:n_sure]]
+
+
 @np.errstate(over="ignore", invalid="ignore")
 def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: Any,
           start: int) -> tuple[np.ndarray, int]:
@@ -390,8 +419,8 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
                                 f"to {LARGEST_CACHED[dtype]}: try --kv-dtype bf16"} if dtype in LARGEST_CACHED else {}
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
         load = partial(load_weights, quantize=packing, threads=threads, activations=activations or "bf16")
-        return Engine(load, kind_for(source.kind).cache(CACHES[cached]), run_pass, guess=guess, drafts=True,
-                      part=with_head_rows, rows=lambda model, name, token_ids: matrix_rows(
+        return Engine(load, kind_for(source.kind).cache(CACHES[cached]), run_pass, draws=draws, guess=guess,
+                      drafts=True, part=with_head_rows, rows=lambda model, name, token_ids: matrix_rows(
                           model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow)
 
     return for_model

@@ -184,9 +184,10 @@ def next_frames(model: Model, talks: list[Talk]) -> None:
     check_finite(model, logits)
     first = np.array([talk.first(row) for talk, row in zip(talks, logits)])
     going = [i for i, talk in enumerate(talks) if talk.finish_reason is None]
-    codes, x = predict_codes(model, states[new.wanted[going]], first[going], [talks[i] for i in going])
-    for i, frame, total in zip(going, codes, x):
-        talks[i].take(frame, total)
+    if going:
+        codes, x = predict_codes(model, states[new.wanted[going]], first[going], [talks[i] for i in going])
+        for i, *frame in zip(going, codes, x):
+            talks[i].take(*frame)
 
 
 @np.errstate(over="ignore", invalid="ignore")
@@ -196,22 +197,20 @@ def predict_codes(model: Model, states: np.ndarray, first: np.ndarray, talks: li
     states [m, hidden_size]: the talker's, after its norm; first [m]: the codes c0, drawn from them. The predictor's
     sequence is the state, then the vectors of c0 to the last code but one, one after the other.
     """
-    if not talks:
-        return [], []
-    voices, caches = voices_of(model), [talk.frame for talk in talks]
-    predictor, w, codes = voices.predictor(model.engine), voices.weights, [first]
-    for cache in caches:
-        cache.truncate(0)
+    voices, codes = voices_of(model), [first]
+    predictor, w = voices.predictor(model.engine), voices.weights
+    for talk in talks:
+        talk.frame.truncate(0)
     total = model.engine.rows(model, "embed_tokens", first)
     x = np.stack([states, total], axis=1)  # [m, 2, hidden_size]
-    for i, model_of_code in enumerate(predictor):
-        narrow = dense(x, w, "small_to_mtp_projection") if "small_to_mtp_projection.weight" in w else x  # in the 1.7B
-        logits, _ = model.engine.run(model_of_code, pass_of(caches, [*narrow]))
+    x = dense(x, w, "small_to_mtp_projection") if "small_to_mtp_projection.weight" in w else x  # in the 1.7B
+    while (i := len(codes) - 1) < len(predictor):
+        logits, _ = model.engine.run(predictor[i], pass_of([talk.frame for talk in talks], [*x]))
         check_finite(model, logits)
         codes.append(np.array([sample(row, talk.other, talk.rng) for row, talk in zip(logits, talks)]))
-        x = w[f"model.codec_embedding.{i}.weight"][codes[-1]][:, None]
-        total = total + x[:, 0]
-    return np.stack(codes, axis=1), total
+        codes += model.engine.draws(predictor[i + 1:], w["narrow"][i:], codes[-1], talks)  # by fast kernels, all others
+        x = w["narrow"][len(codes) - 2, codes[-1]][:, None]
+    return np.stack(codes, axis=1), sum([table[drawn] for table, drawn in zip(w["codes"], codes[1:])], total)
 
 
 # ---- Codec: from codes to samples ------------------------------------------------------------------------------------
@@ -470,7 +469,9 @@ class Voices(Media):
                    if within != width}
         if wrong := [name for name, shape in shapes.items() if name not in found or [*found[name].shape] != shape]:
             raise InputError(f"{self.source.path}: the weights don't fit config.json: no right {wrong[0]}")
-        return {name: to_float32(found[name]) for name in shapes if not name.startswith(("text_", "lm_head."))}
+        w = {name: to_float32(found[name]) for name in shapes if name.startswith(("linear_", "small_"))}
+        w["codes"] = np.stack([to_float32(found[name]) for name in shapes if name.startswith("model.")])
+        return w | {"narrow": w["codes"] if within == width else dense(w["codes"], w, "small_to_mtp_projection")}
 
     def text(self, ids: list[int]) -> np.ndarray:
         """The vectors of a text's tokens [n] -> [n, hidden_size]."""
@@ -494,9 +495,9 @@ class Voices(Media):
                 rows[:size] = head.data
             tensors = found | {"model.embed_tokens.weight": heads[0]._replace(data=table.reshape(n * apart, -1))}
             config, none = replace(self.config, vocab_size=n * apart), cast(Any, None)
-            source = replace(self.source, kind=replace(QWEN3, engine=engine, fewest="int8"), config=config,
-                             tensors=qwen3.fitting(tensors, QWEN3.shapes(config), True, self.source.path), tower={},
-                             heads={}, saved=None)
+            kind = replace(QWEN3, engine=engine, fewest="int8", fast=self.source.kind.fast)
+            tensors = qwen3.fitting(tensors, QWEN3.shapes(config), True, self.source.path)
+            source = replace(self.source, kind=kind, config=config, tensors=tensors, tower={}, heads={}, saved=None)
             weights = engine.load_weights(source)
             self.models[engine] = [
                 Model(source, config, engine.part(weights, slice(i * apart, i * apart + size)), none, Sampling(), (),
@@ -636,7 +637,7 @@ media_of = Voices
 MODEL_TYPES = {"qwen3_tts": replace(
     QWEN3, config=sizes_of, architectures=("Qwen3TTSForConditionalGeneration",), text=("talker_config",),
     tower=(*AROUND_TALKER[:2], f"{AROUND_TALKER[2]}text_embedding.", "speaker_encoder."), media="qwen3_tts",
-    defaults=TALKER, instead="qwen3_tts.py", quantize="int8", names={
+    defaults=TALKER, instead="qwen3_tts.py", fast="qwen3_lib.kernels.speaking", quantize="int8", names={
         "talker.model.codec_embedding.": "model.embed_tokens.", "talker.codec_head.": "lm_head.",
         "talker.model.": "model."})}
 

@@ -13,12 +13,13 @@ import qwen3_numba
 import qwen3_tts
 from configs import ROOT, TTS_SIZES, VOICES, codec_config, tts_config
 from hearing import voice
-from helpers import assert_one_line, edit_json, message_of, run_main, with_tensors
+from helpers import assert_one_line, counting, edit_json, message_of, run_main, with_engine, with_tensors
 from qwen3_lib.app import cli
 from qwen3_lib.generation.sentences import LONGEST_TEXT, sentences, spoken_parts
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.sounds import open_sound
 from oracle import norm, oracle
+from qwen3 import Sampling
 from qwen3_tts import Talk, decode, heard, next_frames, pass_of, speak, talker_prompt, voices_of
 from talking import make_talking
 from tts_oracle import codec_oracle
@@ -170,6 +171,43 @@ def test_several_talks_in_one_pass(path, engine):
     for i, (text, talk) in enumerate(zip(texts, talks)):
         alone = frames_of(model, i, 5 + 2 * i, text=text)
         assert talk.finish_reason == alone.finish_reason and np.array_equal(talk.codes, alone.codes)
+
+
+DRAWN = Sampling(0.9, 50, 1.0), Sampling(0.7, 3, 1.0), Sampling(0.0, 3, 1.0), Sampling(1.3, 0, 0.8)
+
+
+def drawn_in(model, samplings, frames=4):
+    """The frames of a talk for each sampling of the later codes, all in the same passes; what is drawn next."""
+    talks = [Talk(model, *talker_prompt(model, TEXT, "serena"), frames, np.random.default_rng(i))
+             for i in range(len(samplings))]
+    for talk, talk.other in zip(talks, samplings):
+        pass
+    while going := [talk for talk in talks if talk.finish_reason is None]:
+        next_frames(model, going)
+    return [np.array(talk.codes).tolist() for talk in talks], [talk.rng.random() for talk in talks]
+
+
+@pytest.mark.parametrize("alike, passes", [((), 2), ((2,), 3), ((3, 5), 4)])
+def test_a_frame_of_codes_in_one_call(path, tmp_path, alike, passes):
+    """It draws what single passes draw, and takes so many numbers. Of three candidates, where all codes come in pairs
+    that are as likely, it isn't clear which: then a single pass draws this code, and a call those after it."""
+    file = shutil.copytree(path, tmp_path / "model") / "model.safetensors"
+    heads = {name: tensor.read() for name, tensor in qwen3.map_safetensors(file).items() if "predictor.lm_head" in name}
+    with_tensors(file, {name: np.repeat(head[::2], 2, axis=0) for name, head in heads.items()
+                        if int(name.split(".")[-2]) + 1 in alike})
+    model = qwen3.load_model(file.parent, qwen3_numba.engine())
+    single = with_engine(model, draws=lambda *_: [])
+    assert drawn_in(model, DRAWN[:3]) == drawn_in(single, DRAWN[:3])
+    for sampling in DRAWN:
+        counted, sizes = counting(model)
+        assert drawn_in(counted, [sampling], 1) == drawn_in(single, [sampling], 1)
+        assert len(sizes) == {DRAWN[1]: passes, DRAWN[3]: voices_of(model).groups}.get(sampling, 2)
+
+
+def test_numbers_that_are_not_finite_in_a_frame(path):
+    model = qwen3.load_model(path, qwen3_numba.engine())
+    voices_of(model).weights["narrow"][2] = np.nan
+    assert "not finite" in message_of(drawn_in, model, DRAWN[:3])
 
 
 def predicted(path, engine):

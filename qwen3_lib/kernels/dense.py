@@ -20,7 +20,7 @@ def attending(vectors: dict[str, np.ndarray], config: Any) -> dict[str, np.ndarr
 NO_STREAMS = dict.fromkeys(("indexing", "reading", "stream_norms", "index_norms", "ngrams", "ngram_norms",
                             "ngram_conv"), np.empty(0))
 NO_NEW_STREAMS = dict.fromkeys(("streams", "which", "found", "indices", "whole", "whole_cos", "whole_sin",
-                                "scores"), np.empty(0))
+                                "scores", "heads", "vectors", "counts", "temperatures", "noise", "codes"), np.empty(0))
 
 
 def no_states(weights: Any, caches: list[Any], counts: np.ndarray, new: Any) -> dict[str, np.ndarray]:

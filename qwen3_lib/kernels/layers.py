@@ -576,9 +576,15 @@ def place_heads(crew, layer, job, k_start, v_start):
 @compiled
 def output_logits(record, rank, _):
     """The end of qwen3.forward: norm and lm_head of the rows `wanted` of x -> logits."""
-    crew, job = crew_of(record, rank), fields.table(record)
+    job = fields.table(record)
+    logits_of(crew_of(record, rank), fields.head(job), 0, job)
+
+
+@compiled
+def logits_of(crew, heads, number, job):
+    """output_logits with one of some heads."""
     x, h, packed = fields.x(job), fields.h(job), fields.packed(job)
-    head, wanted = fields.head(job)[0], fields.wanted(job)
+    head, wanted = heads[number], fields.wanted(job)
     for i in items(len(wanted), crew):
         rms_norm(x[wanted[i]], fields.norm(job), fields.eps(job)[0], h[i])
         ready(h[i], x.shape[1], head.form, packed[i], np.int64(0), x.shape[1])

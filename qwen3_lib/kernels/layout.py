@@ -179,7 +179,8 @@ STATE = record("history", "memory", "late")  # the addresses of the arrays of de
 # that of the function which rearranges the rows before.
 FUNCTIONS = np.dtype((np.record, [("most", np.int64), ("address", np.int64, (VECTORS + 1,)), ("rearrange", np.int64)]))
 # What a kernel gets: the number of threads; the address of what they share; the layers first to last - 1; the
-# address of the table of all fields of Layers, NewTokens and Space, and of products.py's table; 1 if logits follow.
+# address of the table of all fields of Layers, NewTokens and Space, and of products.py's table; how many passes there
+# are whose end gives logits, or 0 for one without them.
 JOB = record("n_threads", "shared", "first", "last", "table", "logits")
 
 
@@ -240,6 +241,12 @@ class NewTokens(NamedTuple):
     whole_cos: of(np.float32, 2)  # [whole blocks, rope_dim / 2]
     whole_sin: of(np.float32, 2)
     scores: of(np.float32, 2)  # [m, if these are few, or n_threads, blocks]: of a token, or of a thread's token
+    heads: of(WEIGHT, 1)  # [passes], of a job of several passes of a code predictor, as all that follows; or [0]
+    vectors: of(np.float32, 3)  # [passes, codes, hidden_size]: x after a code was drawn
+    counts: of(np.int64, 1)  # [m], of how many codes one is drawn; 0: the likeliest
+    temperatures: of(np.float32, 1)  # [m]
+    noise: of(np.float32, 3)  # [m, passes, most counts]
+    codes: of(np.int64, 2)  # [m, passes], what was drawn; -1: it isn't sure
 
 
 class Space(NamedTuple):

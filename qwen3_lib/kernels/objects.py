@@ -58,7 +58,7 @@ def object_code(module: llvm.ModuleRef, cpu: llvm.TargetMachine, level: int = 3)
 
 
 def compile_layers(name: str, steps: Sequence[str], end: str) -> bytes:
-    """An object file with a function that runs kernels on a Job: for each layer the steps, at the model's end `end`."""
+    """An object file with a function that runs kernels on a Job: in each pass for each layer the steps, then `end`."""
     module, status = ir.Module(), ir.FunctionType(I32, [I64] * 5)  # numba's kernels: two pointers, record, rank, layer
     function = ir.Function(module, ir.FunctionType(I32, [I64] * 5), name)
     kernels = {step: ir.Function(module, status, step) for step in (*steps, end)}
@@ -72,8 +72,11 @@ def compile_layers(name: str, steps: Sequence[str], end: str) -> bytes:
     def run(kernel: str, layer: Any) -> None:
         b.store(b.or_(b.load(failed), b.call(kernels[kernel], [unused, also, record, rank, layer])), failed)
 
-    loop(b, b.sub(last, first), lambda i: [run(step, b.add(first, i)) for step in steps])
-    with b.if_then(b.icmp_signed("!=", logits, I64(0))):
-        run(end, last)
+    def one_pass(number: Any) -> None:
+        loop(b, b.sub(last, first), lambda i: [run(step, b.add(first, i)) for step in steps])
+        with b.if_then(b.icmp_signed("!=", logits, I64(0))):
+            run(end, b.add(last, number))
+
+    loop(b, b.select(b.icmp_signed(">", logits, I64(1)), logits, I64(1)), one_pass)
     b.ret(b.load(failed))
     return object_code(llvm.parse_assembly(str(module)), machine())

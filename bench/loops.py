@@ -71,7 +71,7 @@ NAMES = "llvm-mca-22", "llvm-mca-21", "llvm-mca-20", "llvm-mca-19", "llvm-mca"  
 def assembly(name: str, form: int) -> list[str]:
     """The lines of a product of one vector for a CPU."""
     target = TARGETS[name]
-    known = {"PATH": target.path, "SUMS": target.sums, "PAIRS": target.pairs,
+    known = {"PATH": target.path, "SUMS": target.sums, "PAIRS": target.pairs, "SIZES_BYTES": 80,
              "FEATURES": {"sse2": target.triple.startswith("x86")}}
     before = {each: getattr(vectors, each) for each in known}
     vars(vectors).update(known)

@@ -15,7 +15,8 @@ from helpers import change_stored
 from qwen3_lib.io.tensors import Blocks, PackedTensor
 from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.layout import (BF16, F16, F32, GROUP16_BYTES, INT4, INT5, INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q5_K,
-                                      Q6_K, Q8_1, ROUNDED, WEIGHT, address_table, is_packed, packed_shape, padded)
+                                      Q6_K, Q8_1, ROUNDED, SIZES_BYTES, WEIGHT, address_table, is_packed, packed_shape,
+                                      padded)
 from qwen3_lib.kernels.memory import aligned
 from qwen3_lib.kernels.packing import Packer, matrix_rows
 
@@ -27,7 +28,8 @@ OF_GGUF = (Q6_K, Q5_K, Q4_K)
 
 
 SUMS = [("scale", "f4"), ("total", "i4"), ("first", "i4"), ("less", "i4")]
-GROUP, GROUP16 = np.dtype([("bytes", "i1", 32), *SUMS]), np.dtype([("odd", "i2", 16), ("even", "i2", 16), *SUMS])
+GROUP, GROUP16, SIGNS = (np.dtype([*numbers, *SUMS]) for numbers in (
+    [("bytes", "i1", 32)], [("odd", "i2", 16), ("even", "i2", 16)], [("sizes", "i1", 32), ("flips", "i1", 32)]))
 
 
 def packed_vectors(whole: np.ndarray, scales: np.ndarray) -> np.ndarray:
@@ -42,12 +44,17 @@ def packed_vectors(whole: np.ndarray, scales: np.ndarray) -> np.ndarray:
         in_16_bits[name] = found[name]
     in_16_bits["odd"], in_16_bits["even"] = whole[..., 1::2], whole[..., ::2]
     in_16_bits["less"] = -(whole[..., 1::2] * whole[..., ::2].astype(np.int32)).sum(-1)
-    return np.concatenate([found.view(np.uint8), in_16_bits.view(np.uint8)], axis=-1)
+    signs = np.zeros(scales.shape, SIGNS)
+    for name in ("scale", "total", "first"):
+        signs[name] = found[name]
+    signs["sizes"], signs["flips"] = np.abs(whole), np.where(whole < 0, 127, -128)
+    signs["less"] = -np.minimum(whole, 0).sum(-1, dtype=np.int32)
+    return np.concatenate([each.view(np.uint8) for each in (found, in_16_bits, signs)], axis=-1)
 
 
 def groups_of(packed: np.ndarray) -> np.ndarray:
-    """The groups of packed vectors, without those of 16 bits that may follow."""
-    n = packed.shape[-1] // (GROUP.itemsize + GROUP16_BYTES)
+    """The groups of packed vectors, without those of 16 bits and of signs that may follow."""
+    n = packed.shape[-1] // (GROUP.itemsize + GROUP16_BYTES + SIZES_BYTES)
     return packed[..., :n * GROUP.itemsize].view(GROUP)
 
 

@@ -13,9 +13,10 @@ from numba.extending import intrinsic
 from numba.np.arrayobj import get_itemsize, make_array, populate_array
 
 from qwen3_lib.kernels.cpu import PAIRS
-from qwen3_lib.kernels.layout import GROUP, GROUP16_BYTES, GROUP_BYTES
+from qwen3_lib.kernels.layout import GROUP, GROUP16_BYTES, GROUP_BYTES, SIZES_BYTES
 from qwen3_lib.kernels.vectors import (BFLOAT, FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load,
-                                       loop, odd_and_even, pair_sums, splat, store, totals, variable, vector, zero_sums)
+                                       loop, odd_and_even, pair_sums, sizes_and_flips, splat, store, totals, variable,
+                                       vector, zero_sums)
 
 LOG2_E = 1.4426950408889634
 POWERS_OF_2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
@@ -216,10 +217,11 @@ def to_bytes(context, x, n, out):
 
 
 @intrinsic
-def pack_groups(context, x, n, out, stride, out16, stride16):
+def pack_groups(context, x, n, out, stride, out16, stride16, width):
     """Packs x float32 [n], n a multiple of 32, for packed weights, see layout.py: each group `stride` bytes further.
 
-    Where there are groups in 16 bits, the first of them begins at the address out16.
+    Where there are groups in 16 bits, the first of them begins at the address out16; groups of sizes and signs begin
+    behind those of the whole vector, of `width` numbers.
     """
     def codegen(context, b, signature, args):
         def group(i: Any) -> None:
@@ -234,7 +236,12 @@ def pack_groups(context, x, n, out, stride, out16, stride16):
             if GROUP16_BYTES:
                 parts = odd_and_even(b, numbers)
                 products = call(b, "llvm.vector.reduce.add.v8i32", I32, pair_sums(b, *parts))
-                places.append((at(b, args[4], (i, args[5])), parts, b.neg(products)))
+                place16 = at(b, args[4], (i, args[5]))
+                places.append((place16, parts, b.neg(products)))
+                pairs, zeros = b.udiv(b.add(args[6], I64(2 * GROUP - 1)), I64(2 * GROUP)), splat(I32, GROUP, 0)
+                negative = b.select(b.icmp_signed("<", whole, zeros), whole, zeros)
+                sum_ = call(b, f"llvm.vector.reduce.add.v{GROUP}i32", I32, negative)
+                places.append((at(b, place16, (pairs, 2 * SIZES_BYTES)), sizes_and_flips(b, numbers), b.neg(sum_)))
             for place, parts, less in places:
                 for j, part in enumerate(parts):
                     store(b, part, at(b, place, GROUP * j))
@@ -244,7 +251,7 @@ def pack_groups(context, x, n, out, stride, out16, stride16):
         loop(b, b.sdiv(args[1], I64(GROUP)), group)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 6), codegen
+    return types.void(*[types.int64] * 7), codegen
 
 
 def array_of(context: Any, b: Any, kind: Any, address: Any, shape: Sequence[Any]) -> Any:

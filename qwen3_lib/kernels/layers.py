@@ -121,7 +121,7 @@ def ready(x, n, form, packed, start, end):
     if form_is_packed(form):
         group = start // GROUP
         pack_groups(x.ctypes.data + 4 * start, end - start, packed.ctypes.data + group * GROUP_BYTES,
-                    np.int64(GROUP_BYTES), groups16_of(packed, n) + group * GROUP16_BYTES, np.int64(GROUP16_BYTES))
+                    np.int64(GROUP_BYTES), groups16_of(packed, n) + group * GROUP16_BYTES, np.int64(GROUP16_BYTES), n)
 
 
 @compiled
@@ -529,10 +529,11 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
             left[:, gate.rows - first:] = 0
             place, stride = out_packed.ctypes.data + first // GROUP * GROUP_BYTES, out_packed.strides[0]
             place16 = groups16_of(out_packed, gate.rows) + first // GROUP * GROUP16_BYTES
-            pack_groups(left.ctypes.data, left.size, place, stride, place16, stride)
+            pack_groups(left.ctypes.data, left.size, place, stride, place16, stride, gate.rows)
             if first + PANEL >= up_to(gate.rows, PANEL) < up_to(gate.rows, 2 * GROUP):
                 left[:] = 0
-                pack_groups(left.ctypes.data, left.size, place + GROUP_BYTES, stride, place16 + GROUP16_BYTES, stride)
+                pack_groups(left.ctypes.data, left.size, place + GROUP_BYTES, stride, place16 + GROUP16_BYTES, stride,
+                            gate.rows)
         return
     linear(products, gate, x, packed, out, np.int64(0), start, end, own)
     linear(products, up, x, packed, other, np.int64(0), start, end, own)

@@ -37,9 +37,10 @@ The vector to multiply is packed likewise, a group of 32 after the other: signed
 int32: the sum of the bytes, the sum of the first 16, and the sum times -128, because sum((w - zero) x) = sum(w x) -
 zero sum(x), and likewise with a minimum. With AVX2, behind all groups follow the same groups once more, for spread.py:
 their numbers as int16, first the odd ones, then the even ones, and the products of these two, instead of the bytes,
-added up times -1. A product adds whole numbers within a group, and floats in the order of the groups, however many
-vectors are multiplied together. A row of the KV cache is F32, F16, BF16 or KV8: n signed bytes, then a float16 scale
-for each group of 32.
+added up times -1. Behind these follow the same groups for one vector times INT8 or Q8_1: the bytes' sizes, 127 where a
+byte is negative and -128 elsewhere, and as the last sum the sizes of the negative bytes, see vectors.sizes_and_flips.
+A product adds whole numbers within a group, and floats in the order of the groups, however many vectors are multiplied
+together. A row of the KV cache is F32, F16, BF16 or KV8: n signed bytes, then a float16 scale for each group of 32.
 """
 from typing import Annotated, Any, NamedTuple
 
@@ -98,6 +99,7 @@ GROUP, PANEL = 32, 32  # columns with one scale, in most formats; rows of a bloc
 GROUP_SUMS = 16  # bytes of the scale and the sums of a group of a packed vector
 GROUP_BYTES = GROUP + GROUP_SUMS  # of a group
 GROUP16_BYTES = 2 * GROUP + GROUP_SUMS if PATH == "avx2" else 0  # of a group in 16 bits
+SIZES_BYTES = GROUP16_BYTES  # of a group of sizes and signs
 WIDENED = np.array([14 if GROUP16_BYTES and form in (INT8, Q8_1) else 5 if PATH in ("avx2", "vnni") else 64
                     for form in range(len(FORMATS))])  # so many vectors pay for widening or spreading a packed block
 SHARING = 256  # columns whose scales are multiplied by a common number
@@ -287,7 +289,7 @@ def crew_size(n_threads: int) -> int:
 
 def vector_size(width: int) -> int:
     """The bytes of a packed vector of `width` numbers, a multiple of 64."""
-    return width // GROUP * (GROUP_BYTES + GROUP16_BYTES)
+    return width // GROUP * (GROUP_BYTES + GROUP16_BYTES + SIZES_BYTES)
 
 
 def padded(n: int, step: int) -> int:

@@ -27,9 +27,9 @@ What is new against Qwen3.5, with the sizes of Qwen3.8-Flash-Next (`n` is the nu
                                  v
                                read, in place of the last RMSNorm [n, 2560] -> lm_head -> logits [n, 248320]
 
-    sparse attention:   tokens  0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13     the query at 13; its budget is 4 (not 2,048)
-                        index       K0        K1        K2                a key for each block: the average of 4 keys
-                        scores     0.3       2.1       0.0                of these keys, by the token's index queries
+    sparse attention:   tokens  0 1 2 3 | 4 5 6 7 | 8 9 10 11 | 12 13     the query at 13; budget: 4 (Qwen's: 2,048)
+                        index       K0        K1        K2                a key for each block: the average of 4
+                        scores     0.3       2.1       0.0                how well each fits the token's index queries
                         it sees            4 5 6 7              12 13     the best blocks, and the unfinished one
 """
 from __future__ import annotations
@@ -148,9 +148,9 @@ class Table(NamedTuple):
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """These rows [n, heads] in float32, side by side -> [n, heads * d]. Each is read once, in the file's order."""
-        each, places = np.unique(rows, return_inverse=True)
+        unique, places = np.unique(rows, return_inverse=True)
         ends = np.cumsum([part.shape[0] for part in self.parts])
-        cut = np.split(each, np.searchsorted(each, ends[:-1]))
+        cut = np.split(unique, np.searchsorted(unique, ends[:-1]))
         wanted = [(part, some - (end - part.shape[0])) for some, end, part in zip(cut, ends, self.parts) if len(some)]
         for part, some in wanted:
             for stored in (part,) if isinstance(part, Tensor) else part.stored:
@@ -158,6 +158,15 @@ class Table(NamedTuple):
         found = np.concatenate([to_float32(part._replace(data=part.data[some])) if isinstance(part, Tensor) else
                                 part.rows(some) for part, some in wanted])
         return found[places].reshape(len(rows), -1)
+
+
+def read_ahead(stored: Tensor, rows: np.ndarray) -> None:
+    """Tells the system which rows come, so that it reads them together and not one after the other."""
+    if hasattr(mmap, "MADV_WILLNEED"):
+        size, at = stored.data.strides[0], stored.data.ctypes.data - np.frombuffer(stored.mapping, "u1").ctypes.data
+        pages = np.unique((at + np.concatenate([rows * size, rows * size + size - 1])) // mmap.PAGESIZE)
+        for page in pages.tolist():
+            stored.mapping.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, 1)
 
 
 def ngram_rows(before: np.ndarray, ids: np.ndarray, table: Table) -> np.ndarray:
@@ -176,15 +185,6 @@ def ngram_rows(before: np.ndarray, ids: np.ndarray, table: Table) -> np.ndarray:
         hashed ^= np.where(ended, table.end, earlier) * table.factors[i]
         rows.append(hashed[:, None] % table.sizes[i - 1] + table.offsets[i - 1])
     return np.concatenate(rows, axis=1)
-
-
-def read_ahead(stored: Tensor, rows: np.ndarray) -> None:
-    """Tells the system which rows come, so that it reads them together and not one after the other."""
-    if hasattr(mmap, "MADV_WILLNEED"):
-        size, at = stored.data.strides[0], stored.data.ctypes.data - np.frombuffer(stored.mapping, "u1").ctypes.data
-        pages = np.unique((at + np.concatenate([rows * size, rows * size + size - 1])) // mmap.PAGESIZE)
-        for page in pages.tolist():
-            stored.mapping.madvise(mmap.MADV_WILLNEED, page * mmap.PAGESIZE, 1)
 
 
 def look_up(tables: dict[int, Table], new: Pass) -> dict[int, np.ndarray]:
@@ -223,11 +223,8 @@ def turned(x: np.ndarray, norm: np.ndarray, config: StreamConfig, positions: np.
 
 
 def block_keys(keys: np.ndarray, norm: np.ndarray, config: StreamConfig, positions: np.ndarray) -> np.ndarray:
-    """Raw index keys [n * ratio, d] of whole blocks, and the position of each block's first token -> their keys [n, d].
-
-    A block's key is the average of its tokens' keys, and stands at the position of its first token.
-    """
-    mean = keys.reshape(len(positions), -1, keys.shape[-1]).mean(axis=1)
+    """The keys of n blocks [n, d]: each the average of its raw keys [n * ratio, d], at its first token's position."""
+    mean = keys.reshape(len(positions), config.indexer_compress_ratio, keys.shape[-1]).mean(axis=1)
     return turned(mean[None], norm, config, positions)[0]
 
 
@@ -244,7 +241,7 @@ def chosen_positions(scores: np.ndarray, length: int, config: StreamConfig) -> n
 
 def sparse_attention(x: np.ndarray, w: dict[str, Any], config: StreamConfig, cache: Pass, layer: int,
                      cos: np.ndarray, sin: np.ndarray) -> np.ndarray:
-    """gated_attention of the positions that an index chooses: x [n, hidden_size] -> the same shape."""
+    """gated_attention, each token to the positions that its index queries choose: x [n, hidden_size] -> that shape."""
     index = linear(x, w["index_qk_proj"]).reshape(len(x), -1, config.indexer_head_dim)  # the last one is the key
     queries = turned(index[:, :-1].swapaxes(0, 1), w["q_layernorm"], config, cache.positions)
 
@@ -304,11 +301,11 @@ def guess(model: Model, states: np.ndarray, token_ids: TokenIds, cache: Any, sta
 # ---- The cache -------------------------------------------------------------------------------------------------------
 
 class StreamCache(HybridCache):
-    """A HybridCache with an index of the layers that attend, and an n-gram layer's rows: ~layer's state in a snapshot.
+    """A HybridCache with an index of the layers that attend, and the last rows of n-gram layers.
 
-    index [n attending, 1, capacity, d]: raw index keys; blocks [n attending, capacity // ratio, d]: those of whole
+    index [n attending, 1, capacity, d]: raw index keys; blocks [n attending, capacity // ratio, d]: the keys of whole
     blocks. A block that is cut is computed again. places [capacity, rope_dim / 2]: of each token, see rope_tables. In a
-    snapshot, ~layer is the key of an n-gram layer's rows.
+    snapshot, a layer's number is the key of its delta net's state, and ~number the key of its n-gram layer's rows.
     """
     config: StreamConfig
     kind = "of streams"
@@ -318,10 +315,10 @@ class StreamCache(HybridCache):
         self.index = np.empty((len(self.attending), 1, 0, config.indexer_head_dim), np.float32)
         self.blocks = np.empty((len(self.attending), 0, config.indexer_head_dim), np.float32)
         self.places = np.empty((0, config.rope_dim // 2), np.float32)
-        rows = (config.ple_conv_kernel_size - 1) * config.ngram_size
-        before = State(np.zeros((rows, config.hc_count * config.hidden_size), np.float32), np.zeros(0, np.float32),
-                       np.zeros((0, 0), np.float32))
-        self.n_earlier, self.fixed = rows, self.fixed + (self.most + 2) * len(config.ple_layers) * before.history.nbytes
+        self.n_earlier = (config.ple_conv_kernel_size - 1) * config.ngram_size  # rows that an n-gram layer keeps
+        earlier = np.zeros((self.n_earlier, config.hc_count * config.hidden_size), np.float32)
+        before = State(earlier, np.zeros(0, np.float32), np.zeros((0, 0), np.float32))
+        self.fixed += (self.most + 2) * len(config.ple_layers) * earlier.nbytes
         self.snapshots = [Snapshot(0, self.snapshots[0].states | {~layer: before for layer in config.ple_layers}, True)]
 
     def reserve(self, n: int, guesses: int = 0) -> np.ndarray:
@@ -335,13 +332,15 @@ class StreamCache(HybridCache):
 
     def look(self, layer: int, q: np.ndarray, k: np.ndarray, v: np.ndarray, queries: np.ndarray, keys: np.ndarray,
              positions: np.ndarray, norm: np.ndarray) -> np.ndarray:
-        """KVCache.attend to those that the index chooses for each of the new tokens, by its turned queries
-        [heads, n, d] and raw keys [n, d]; norm: of block_keys."""
+        """KVCache.attend, each new token to its chosen_positions.
+
+        Of the index are queries [heads, n, d], raw keys [n, d] and the norm of block_keys.
+        """
         i, ratio, start = self.attending.index(layer), self.config.indexer_compress_ratio, self.length
         end = start + len(keys)
         self.index[i, 0, start:end], self.places[start:end] = keys, positions.reshape(len(keys), -1)
         first, n_blocks = start // ratio, end // ratio
-        if first < n_blocks:
+        if first < n_blocks:  # the new tokens complete some
             new = slice(first * ratio, n_blocks * ratio)
             self.blocks[i, first:n_blocks] = block_keys(self.index[i, 0, new], norm, self.config,
                                                         self.places[new][::ratio])
@@ -384,8 +383,7 @@ class StreamCache(HybridCache):
 
     def bytes(self, length: int, more_layers: int = 0) -> int:
         keys = len(self.attending) * (length + length // self.config.indexer_compress_ratio)
-        places = length * self.config.rope_dim // 2 * self.places.itemsize
-        return super().bytes(length) + places + keys * self.config.indexer_head_dim * self.index.itemsize
+        return super().bytes(length) + 4 * (keys * self.config.indexer_head_dim + length * self.config.rope_dim // 2)
 
 
 # ---- Loading ---------------------------------------------------------------------------------------------------------
@@ -420,8 +418,8 @@ def stream_config(found: dict[str, Any], file: Path, names: Iterable[str]) -> St
 
 def tensor_shapes(config: StreamConfig) -> dict[str, tuple[int, ...]]:
     """Name -> shape of every tensor of a checkpoint, but for the vision tower and the index of the MTP head."""
-    d, streams, low = config.hidden_size, config.hc_count * config.hidden_size, config.hc_lowrank
-    n, head = config.num_hidden_layers, f"layers.{config.num_hidden_layers}"
+    d, low, size, kernel = config.hidden_size, config.hc_lowrank, config.indexer_head_dim, config.ple_conv_kernel_size
+    streams, n, head = config.hc_count * d, config.num_hidden_layers, f"layers.{config.num_hidden_layers}"
     shapes = {name: shape for name, shape in qwen3_5.tensor_shapes(config).items() if not name.endswith(
         ("model.norm.weight", "_layernorm.weight", f"{head}.norm.weight", f"{head}.fc.weight"))}
 
@@ -435,7 +433,6 @@ def tensor_shapes(config: StreamConfig) -> dict[str, tuple[int, ...]]:
     if config.mtp_num_hidden_layers:
         put(head, fc_embedding=(d, d), fc_hidden=(d, d), pre_fc_norm_hidden=(streams,))
         connect(f"{head}.hyper_connection_mixer")
-    size = config.indexer_head_dim
     for i in range(n + config.mtp_num_hidden_layers):
         for half in ("attn", "mlp"):
             connect(f"layers.{i}.{half}_hyper_connection", block_inject_weight=(config.hc_count, streams))
@@ -444,12 +441,12 @@ def tensor_shapes(config: StreamConfig) -> dict[str, tuple[int, ...]]:
                 q_layernorm=(size,), k_layernorm=(size,))
     for table, i in enumerate(config.ple_layers):
         put(f"layers.{i}.ple", key_proj=(streams, config.ple_embed_dim), value_proj=(d, config.ple_embed_dim),
-            norm_key=(streams,), norm_query=(streams,), norm_conv=(streams,),
-            conv1d=(streams, 1, config.ple_conv_kernel_size))
-        rows = -(-sum(head_sizes(config, table)) // (pad := config.make_ngram_vocab_size_divisible_by)) * pad
-        step, size = -(-rows // config.split_ngram_parts), config.ple_embed_dim // config.ngram_heads
+            norm_key=(streams,), norm_query=(streams,), norm_conv=(streams,), conv1d=(streams, 1, kernel))
+        rows = sum(head_sizes(config, table))
+        rows += -rows % config.make_ngram_vocab_size_divisible_by
+        step, width = -(-rows // config.split_ngram_parts), config.ple_embed_dim // config.ngram_heads
         put(f"layers.{i}.ple.ple_embedding.ngram_embedding", **{
-            f"shard_{part}": (min(step, rows - start), size) for part, start in enumerate(range(0, rows, step))})
+            f"shard_{part}": (min(step, rows - start), width) for part, start in enumerate(range(0, rows, step))})
     return shapes
 
 

@@ -89,7 +89,7 @@ def average_blocks(crew, number, job):
 def choose_blocks(crew, number, job):
     """qwen4_exp.chosen_positions, as blocks, of each token that sees more than it may -> chosen_blocks.
 
-    The threads share the blocks of few tokens, which they meet for; each of many tokens is one thread's.
+    Of few tokens, the threads share the blocks, and meet before the choice; of many, each is one thread's.
     """
     rows, sizes, scores = fields.rows(job), fields.indexing(job)[0], fields.scores(job)
     chosen, few = fields.chosen_blocks(job), len(rows) <= FEW
@@ -108,8 +108,8 @@ def choose_blocks(crew, number, job):
 
 @compiled
 def score(t, start, n, number, scores, job, rank):
-    """The scores of n blocks from `start` on, or fewer, for a token: its index queries times those of blocks, the
-    positive ones added up. They aren't needed where the token sees all."""
+    """A token's scores of n blocks from `start` on, or fewer: each the sum of the positive products of its index queries
+    with a block's key. A token that sees all needs none."""
     sizes, products, queries = fields.indexing(job)[0], fields.products(job), fields.index_queries(job)
     heads, width, row = sizes.heads, queries.shape[1], fields.rows(job)[t]
     end = min(start + n, (row.position + 1) // sizes.ratio)
@@ -121,16 +121,15 @@ def score(t, start, n, number, scores, job, rank):
     functions = products[KEYS, F32, how]
     out = floats_at(fields.own(job)[rank].ctypes.data, (heads, BLOCK))
     for first in range(0, len(blocks), BLOCK):
-        n = min(BLOCK, len(blocks) - first)
+        some = scores[first:first + BLOCK]
         for tile in range(tiles):
             head, last = heads * tile // tiles, heads * (tile + 1) // tiles
-            call_at(functions.address[last - head], (blocks[first:].ctypes.data, blocks.strides[0], n,
+            call_at(functions.address[last - head], (blocks[first:].ctypes.data, blocks.strides[0], len(some),
                                                      queries[head:].ctypes.data, queries.strides[0], width,
                                                      out[head:].ctypes.data, out.strides[0], np.int64(0), np.int64(0)))
-        some = scores[first:first + n]
         some[:] = 0
         for g in range(heads):
-            add_positive(some, out[g, :n])
+            add_positive(some, out[g, :len(some)])
 
 
 @compiled
@@ -146,13 +145,12 @@ def choose_best(scores, chosen):
 
     The bits of such numbers have their order. The least of the best is found bit by bit, from the highest one on.
     """
-    least, above, n = np.int32(0), 0, 0
+    least, n = np.int32(0), 0
     for bit in range(30, -1, -1):
         trial = least | np.int32(1) << np.int32(bit)
         if count_from(scores, trial) >= len(chosen):
             least = trial
-    above = count_from(scores, least + np.int32(1))
-    equal = len(chosen) - above
+    equal = len(chosen) - count_from(scores, least + np.int32(1))  # so many of those with `least` are chosen
     for i in range(len(scores)):
         bits = bits_of(scores[i])
         if n < len(chosen) and (bits > least or bits == least and equal > 0):

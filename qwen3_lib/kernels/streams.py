@@ -15,14 +15,15 @@ from qwen3_lib.kernels.layers import (add_projected, form_is_packed, project, pr
                                       rms_norm, sigmoid, up_to)
 from qwen3_lib.kernels.layout import OUT, PANEL
 
-BEFORE_MIXER, BEFORE_MLP = range(2)  # of `reading` and `stream_norms`
-DOWN_AND_INJECT, UP_AGAIN = range(2)
-NGRAM_KEY, NGRAM_VALUE, NGRAM_CONV = range(3)  # of `ngram_norms`, the first two of `ngrams`, too
+BEFORE_MIXER, BEFORE_MLP = range(2)  # of a layer's `reading` and `stream_norms`
+DOWN_AND_INJECT, UP = range(2)  # the matrices in `reading`: input_mix_weight_down above block_inject_weight, and _up
+KEY, VALUE = range(2)  # of `ngrams`
+KEY_NORM, QUERY_NORM, CONV_NORM = range(3)  # of `ngram_norms`
 
 
 @compiled
 def read_mixed(record, rank, layer):
-    """The n-gram layer, where there is one; what the streams give; and the rows of q, k and v."""
+    """The n-gram layer, where there is one; the streams' reading; and the mixer's projections of it."""
     crew, job = crew_of(record, rank), fields.table(record)
     number = fields.places(job)[layer].ngrams
     if number >= 0:
@@ -38,7 +39,7 @@ def read_mixed(record, rank, layer):
 
 @compiled
 def finish_streams(record, rank, layer):
-    """The output's matrix, written to the streams; and the experts, of what these give then."""
+    """The mixer's last matrix, written to the streams; and the experts, which read and write them again."""
     crew, job = crew_of(record, rank), fields.table(record)
     router, form = fields.routers(job)[layer], fields.forms(job)[layer, 1].greatest
     add_projected(crew, fields.matrices(job)[layer, OUT], fields.h(job), fields.packed(job), job)
@@ -81,12 +82,12 @@ def make_ready(crew, least, greatest, job):
 
 @compiled
 def read_streams(crew, which, layer, half, job):
-    """qwen4_exp.read_streams of some rows -> the first rows of h, and `writing` for write_streams.
+    """qwen4_exp.read_streams of the tokens `which` [n] -> the first n rows of h, and `writing` for write_streams.
 
-    The norms of all streams are a factor first, which products may change, so they are made anew for the mean.
+    `ready` may round the normalised streams for the product, so they are normalised anew for the mean.
     """
     norms, w = fields.stream_norms(job)[layer, half], fields.reading(job)[layer, half]
-    down, up, n, (n_streams, d) = w[DOWN_AND_INJECT], w[UP_AGAIN], len(which), norms.shape
+    down, up, n, (n_streams, d) = w[DOWN_AND_INJECT], w[UP], len(which), norms.shape
     streams, h, packed, mixed = fields.streams(job), fields.h(job), fields.packed(job), fields.qkv(job)
     inner, inner_packed, writing = fields.gate(job), fields.gate_packed(job), fields.writing(job)
     eps, own, count = fields.eps(job)[0], fields.own(job)[crew.rank], np.float32(n_streams)
@@ -126,7 +127,7 @@ def add_gated(x, gate, y):
 
 @compiled
 def write_streams(crew, job):
-    """qwen4_exp.write_streams of x, which is zeros then."""
+    """qwen4_exp.write_streams of x, which becomes zeros."""
     x, streams, writing = fields.x(job), fields.streams(job), fields.writing(job)
     d = x.shape[1]
     for t in items(len(x), crew):
@@ -137,30 +138,30 @@ def write_streams(crew, job):
 
 @compiled
 def ngram_layer(crew, number, job):
-    """qwen4_exp.ngram_layer of what the table has."""
+    """qwen4_exp.ngram_layer of `found`, what the table has for each token."""
     found, w, norms = fields.found(job)[number], fields.ngrams(job)[number], fields.ngram_norms(job)[number]
     streams, h, packed, mixed = fields.streams(job), fields.h(job), fields.packed(job), fields.qkv(job)
     eps, own, (n_streams, d) = fields.eps(job)[0], fields.own(job)[crew.rank], norms.shape[1:]
-    n, value_start = found.shape[1], up_to(w[NGRAM_KEY].rows, PANEL)
-    least, greatest = min(w[NGRAM_KEY].form, w[NGRAM_VALUE].form), max(w[NGRAM_KEY].form, w[NGRAM_VALUE].form)
+    n, value_start = found.shape[1], up_to(w[KEY].rows, PANEL)
+    least, greatest = min(w[KEY].form, w[VALUE].form), max(w[KEY].form, w[VALUE].form)
     for t in items(len(h), crew):
         copy(found[t], h[t])
         ready_for_both(h[t], n, least, greatest, packed[t])
     wait(crew)
-    project(crew, w[NGRAM_KEY], h, packed, mixed, np.int64(0), job)
-    project(crew, w[NGRAM_VALUE], h, packed, mixed, value_start, job)
+    project(crew, w[KEY], h, packed, mixed, np.int64(0), job)
+    project(crew, w[VALUE], h, packed, mixed, value_start, job)
     wait(crew)
     for t in items(len(h), crew):
         value = mixed[t, value_start:value_start + d]
         for c in range(n_streams):
             key, stream = mixed[t, c * d:(c + 1) * d], streams[t, c * d:(c + 1) * d]
-            rms_norm(key, norms[NGRAM_KEY, c], eps, key)
-            rms_norm(stream, norms[NGRAM_VALUE, c], eps, own)
+            rms_norm(key, norms[KEY_NORM, c], eps, key)
+            rms_norm(stream, norms[QUERY_NORM, c], eps, own)
             factor = sigmoid(fit_of(key, own[:d]))
             add_times(stream, value, factor)
             for j in range(d):
                 key[j] = factor * value[j]
-            rms_norm(key, norms[NGRAM_CONV, c], eps, key)
+            rms_norm(key, norms[CONV_NORM, c], eps, key)
     wait(crew)
     spread(crew, number, job)
     wait(crew)
@@ -168,7 +169,7 @@ def ngram_layer(crew, number, job):
 
 @compiled
 def fit_of(key, query):
-    """The root of the size of key · query / sqrt(d), with its sign: how far an n-gram's value fits a stream."""
+    """How far an n-gram's value fits a stream: the root of |key · query / sqrt(d)|, with its sign."""
     whole = len(key) // 16 * 16
     sum_ = dot(key.ctypes.data, query.ctypes.data, whole)
     for i in range(whole, len(key)):

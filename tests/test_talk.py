@@ -51,6 +51,12 @@ def test_a_sound_in_a_file(path, samples, tmp_path, capfd):
     assert_one_line(err, f"a.wav: {len(samples) / 24_000:.1f} s")
 
 
+def test_a_mark_of_the_encoding_is_not_spoken(path, samples, tmp_path, capfd):
+    status, *_ = run_main(capfd, "--model", path, *SEED, "--out", tmp_path / "a.wav",
+                          stdin=b"\xef\xbb\xbf" + TEXT.encode(), main=main)
+    assert status == 0 and np.array_equal(numbers_in(tmp_path / "a.wav"), as_numbers(samples))
+
+
 @pytest.mark.parametrize("out", [(), ("--out", "-")])
 def test_a_sound_in_a_pipe(path, samples, capfdbinary, out):
     """As WAV whose header can't say how long it is; our own reader takes it."""

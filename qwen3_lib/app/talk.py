@@ -127,7 +127,7 @@ def piped() -> Iterator[str]:
     decoder = io.IncrementalNewlineDecoder(codecs.getincrementaldecoder(sys.stdin.encoding)(), translate=True)
     try:
         while data := stdin.read1(4096):
-            yield decoder.decode(data)
+            yield decoder.decode(data).replace("\ufeff", "")  # a mark of the encoding, with which files begin
         yield decoder.decode(b"", True)
     except UnicodeDecodeError as error:
         raise InputError(f"the piped text can't be read: {error}") from error

@@ -420,6 +420,38 @@ PLAYED = """() => {  // counts what is played, and plays it at once
 }"""
 
 
+SPOKEN = """seconds => {  // a server that ends each sound so long after its last sample was played
+  self.inputs = [];
+  self.fetch = async (address, {body}) => {
+    inputs.push(JSON.parse(body).input);
+    const body_ = new ReadableStream({start(stream) {
+      stream.enqueue(new Uint8Array(200));
+      setTimeout(() => stream.close(), 1000 * seconds);
+    }});
+    return new Response(body_, {headers: {"content-type": "audio/pcm;rate=24000"}});
+  };
+}"""
+
+
+def test_an_answer_is_read_to_its_end(browser, model):
+    """Also a long one, in parts that the server takes. A sound's end may come after its last sample was played."""
+    from test_server_browser import Tab
+    with Served(lambda: qwen3.load_model(ROOT / "demo"), speaks=model) as served:
+        context = browser.new_context()
+        tab = Tab(context, served.url)
+        tab.ask("What is the capital of France?")
+        text = "It's 3.5 metres high. 好。" * 900 + "x" * 5000
+        tab.page.evaluate("text => document.querySelector('.turn:not(.user) .block').innerText = text", text)
+        tab.page.evaluate(SPOKEN, 0.5)
+        tab.press("Read aloud")
+        until(lambda: tab.page.evaluate("reading === null"))
+        inputs = tab.page.evaluate("inputs")
+        assert "".join(inputs) == text and all(len(each) <= LONGEST_INPUT for each in inputs)
+        assert all(len(each) > 4000 and each[-1] in ".。" for each in inputs[:5]) and len(inputs) == 8
+        tab.close()
+        context.close()
+
+
 def test_a_conversation_by_voice(browser, model, tmp_path):
     """A recording is the question; its answer is read aloud. Each answer has a button for it, which also ends it."""
     from test_server_browser import Tab, sync_api

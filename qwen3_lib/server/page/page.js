@@ -10,7 +10,8 @@ const running = new Map();  // conversation -> AbortController of its answer
 const UNREACHED = "the server can't be reached", CUT = "the connection ended before the answer";
 const EXAMPLES = ["What is the capital of France?", "What is 27 + 45?", "Tell me a story about a lighthouse."];
 const RATE = 16000, LARGEST_SOUND = 25e6;  // samples a second; bytes
-const LONGEST_SPOKEN = 4096;  // characters
+// What the server speaks at once: up to 4,096 characters, of whole sentences where they are shorter.
+const SPOKEN = /[^]{1,4095}(?:[。！？\n]|[.!?…](?!\S)|$)|[^]{1,4096}/g;
 const PIXELS = 2 ** 20;  // of a picture, at most: 1,024 tokens
 let current = null, model = "", sees = false, hears = false, recorder = null, context = 0, apiKey = "";
 let listens = false, speaks = false;  // another model writes down questions; one reads answers aloud
@@ -611,24 +612,26 @@ async function answer(chat, {former, before, sound}) {
 /** Plays the text of an answer while the server speaks it. */
 async function readAloud(turn) {
   const run = reading = new AbortController(), {aloud: button, text} = drawn.get(turn);
-  let audio, source, end = 0, half = [];
+  const stopped = new Promise(resolve => run.signal.addEventListener("abort", resolve));
+  let audio, played, end = 0, half = [];
   button.textContent = "Stop reading";
   try {
-    const body = {input: text.innerText.slice(0, LONGEST_SPOKEN), response_format: "pcm"};
-    const response = await request("v1/audio/speech", body, run.signal), stream = response.body.getReader();
-    audio = new AudioContext({sampleRate: Number(response.headers.get("content-type").split("rate=")[1])});
-    for (let part; !(part = await reached(stream.read(), CUT)).done;) {
-      const bytes = Uint8Array.from([...half, ...part.value]), n = bytes.length >> 1;
-      half = bytes.slice(2 * n);  // of a sample
-      if (!n) continue;
-      source = new AudioBufferSourceNode(audio, {buffer: audio.createBuffer(1, n, audio.sampleRate)});
-      source.buffer.copyToChannel(Float32Array.from(new Int16Array(bytes.buffer, 0, n), value => value / 32768), 0);
-      source.connect(audio.destination);
-      source.start(end = Math.max(end, audio.currentTime));
-      end += source.buffer.duration;
+    for (const input of text.innerText.trim().match(SPOKEN) ?? [""]) {
+      const response = await request("v1/audio/speech", {input, response_format: "pcm"}, run.signal);
+      audio ??= new AudioContext({sampleRate: Number(response.headers.get("content-type").split("rate=")[1])});
+      for (let stream = response.body.getReader(), part; !(part = await reached(stream.read(), CUT)).done;) {
+        const bytes = Uint8Array.from([...half, ...part.value]), n = bytes.length >> 1;
+        half = bytes.slice(2 * n);  // of a sample
+        if (!n) continue;
+        const source = new AudioBufferSourceNode(audio, {buffer: audio.createBuffer(1, n, audio.sampleRate)});
+        source.buffer.copyToChannel(Float32Array.from(new Int16Array(bytes.buffer, 0, n), value => value / 32768), 0);
+        source.connect(audio.destination);
+        source.start(end = Math.max(end, audio.currentTime));
+        end += source.buffer.duration;
+        played = new Promise(resolve => source.addEventListener("ended", resolve));
+      }
     }
-    await new Promise(resolve => ["ended", "abort"].forEach((name, i) =>
-      [source, run.signal][i].addEventListener(name, resolve)));
+    await Promise.race([played, stopped]);
   } catch (error) {
     if (error.name !== "AbortError") at("ask-says").textContent = `The answer isn't read aloud: ${error.message}.`;
   }

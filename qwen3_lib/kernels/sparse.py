@@ -108,7 +108,7 @@ def choose_blocks(crew, number, job):
 
 @compiled
 def score(t, start, n, number, scores, job, rank):
-    """A token's scores of n blocks from `start` on, or fewer: each the sum of the positive products of its index queries
+    """A token's scores of n blocks from `start` on, or fewer: each the sum of its index queries' positive products
     with a block's key. A token that sees all needs none."""
     sizes, products, queries = fields.indexing(job)[0], fields.products(job), fields.index_queries(job)
     heads, width, row = sizes.heads, queries.shape[1], fields.rows(job)[t]

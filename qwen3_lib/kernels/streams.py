@@ -16,8 +16,8 @@ from qwen3_lib.kernels.layers import (add_projected, form_is_packed, project, pr
 from qwen3_lib.kernels.layout import OUT, PANEL
 
 BEFORE_MIXER, BEFORE_MLP = range(2)  # of a layer's `reading` and `stream_norms`
-DOWN_AND_INJECT, UP = range(2)  # the matrices in `reading`: input_mix_weight_down above block_inject_weight, and _up
-KEY, VALUE = range(2)  # of `ngrams`
+DOWN_AND_INJECT, UP_AGAIN = range(2)  # of `reading`: input_mix_weight_down above block_inject_weight, and _up
+NGRAM_KEY, NGRAM_VALUE = range(2)  # of `ngrams`
 KEY_NORM, QUERY_NORM, CONV_NORM = range(3)  # of `ngram_norms`
 
 
@@ -87,7 +87,7 @@ def read_streams(crew, which, layer, half, job):
     `ready` may round the normalised streams for the product, so they are normalised anew for the mean.
     """
     norms, w = fields.stream_norms(job)[layer, half], fields.reading(job)[layer, half]
-    down, up, n, (n_streams, d) = w[DOWN_AND_INJECT], w[UP], len(which), norms.shape
+    down, up, n, (n_streams, d) = w[DOWN_AND_INJECT], w[UP_AGAIN], len(which), norms.shape
     streams, h, packed, mixed = fields.streams(job), fields.h(job), fields.packed(job), fields.qkv(job)
     inner, inner_packed, writing = fields.gate(job), fields.gate_packed(job), fields.writing(job)
     eps, own, count = fields.eps(job)[0], fields.own(job)[crew.rank], np.float32(n_streams)
@@ -142,14 +142,14 @@ def ngram_layer(crew, number, job):
     found, w, norms = fields.found(job)[number], fields.ngrams(job)[number], fields.ngram_norms(job)[number]
     streams, h, packed, mixed = fields.streams(job), fields.h(job), fields.packed(job), fields.qkv(job)
     eps, own, (n_streams, d) = fields.eps(job)[0], fields.own(job)[crew.rank], norms.shape[1:]
-    n, value_start = found.shape[1], up_to(w[KEY].rows, PANEL)
-    least, greatest = min(w[KEY].form, w[VALUE].form), max(w[KEY].form, w[VALUE].form)
+    n, value_start = found.shape[1], up_to(w[NGRAM_KEY].rows, PANEL)
+    least, greatest = min(w[NGRAM_KEY].form, w[NGRAM_VALUE].form), max(w[NGRAM_KEY].form, w[NGRAM_VALUE].form)
     for t in items(len(h), crew):
         copy(found[t], h[t])
         ready_for_both(h[t], n, least, greatest, packed[t])
     wait(crew)
-    project(crew, w[KEY], h, packed, mixed, np.int64(0), job)
-    project(crew, w[VALUE], h, packed, mixed, value_start, job)
+    project(crew, w[NGRAM_KEY], h, packed, mixed, np.int64(0), job)
+    project(crew, w[NGRAM_VALUE], h, packed, mixed, value_start, job)
     wait(crew)
     for t in items(len(h), crew):
         value = mixed[t, value_start:value_start + d]

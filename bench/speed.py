@@ -78,9 +78,11 @@ def peak_memory(name: str, path: Path, folder: Path, threads: int, ids: Sequence
 
 def start_up(bench: Bench, names: Any, ids: Sequence[int]) -> None:
     """Seconds of a whole process that continues a few words with one token."""
+    path = os.pathsep.join(filter(None, [str(ROOT / "bench"), os.environ.get("PYTHONPATH")]))
+
     def taken(*command: Any, **more: str) -> float:
         return seconds(lambda: subprocess.run([sys.executable, *map(str, command)], check=True, capture_output=True,
-                                              env=os.environ | {"PYTHONPATH": str(ROOT / "bench")} | more))
+                                              env=os.environ | {"PYTHONPATH": path} | more))
 
     few, threads = ["--raw", "--max-tokens", "1", "the of and to"], bench.args.threads
     commands = {"bf16": [ROOT / "qwen3_numba.py", "--threads", threads, "--model", bench.path, *few]}

@@ -1,7 +1,9 @@
 """bench/run.py: each work is a function with options, and runs. Its figures are no matter for a test."""
+import os
 import subprocess
 import sys
 from inspect import signature
+from types import SimpleNamespace
 
 import pytest
 
@@ -36,6 +38,16 @@ def test_a_parameter_is_an_option():
         assert bench.name == "bench" and all(each.default is not each.empty for each in others)
     said = run("--only", "batch", "speech", "--help")
     assert "of batch (default: 1 2 4 8 16 32)" in said and "of speech (default: 30)" in said
+
+
+def test_a_start_is_measured_with_the_peers_of_the_other_measurements(monkeypatch, tmp_path):
+    """Such as a llama.cpp in $PYTHONPATH that is built for AVX2, while another one is installed."""
+    import speed
+    found = list[str]()
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.setattr(speed.subprocess, "run", lambda *_, env, **more: found.append(env["PYTHONPATH"]))
+    speed.start_up(SimpleNamespace(args=SimpleNamespace(threads=1, rounds=0), path=tmp_path, values={}), ["bf16"], [])
+    assert found == [os.pathsep.join([str(ROOT / "bench"), str(tmp_path)])] * 2
 
 
 @pytest.mark.bench

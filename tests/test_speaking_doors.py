@@ -440,8 +440,14 @@ def test_an_answer_is_read_to_its_end(browser, model):
         context = browser.new_context()
         tab = Tab(context, served.url)
         tab.ask("What is the capital of France?")
+        tab.page.evaluate("self.place = document.querySelector('.turn:not(.user) .block').parentElement")
+        tab.page.evaluate("text => showAnswer(place, text)", "Run:\n\n```python\nprint(1)\n```\n\nDone.")
+        tab.page.evaluate(SPOKEN, 0)
+        tab.press("Read aloud")
+        until(lambda: tab.page.evaluate("reading === null"))
+        assert tab.page.evaluate("inputs")[0].split() == ["Run:", "print(1)", "Done."]  # no "python", no "Copy"
         text = "It's 3.5 metres high. 好。" * 900 + "x" * 5000
-        tab.page.evaluate("text => document.querySelector('.turn:not(.user) .block').innerText = text", text)
+        tab.page.evaluate("text => place.innerText = text", text)
         tab.page.evaluate(SPOKEN, 0.5)
         tab.press("Read aloud")
         until(lambda: tab.page.evaluate("reading === null"))

@@ -609,6 +609,14 @@ async function answer(chat, {former, before, sound}) {
   if (asked && turn.content && !turn.error) readAloud(turn);
 }
 
+/** What is read aloud of an answer's element: all of its text, but not the bars above its listings. */
+function readable(text) {
+  text.classList.add("bare");
+  const found = text.innerText.trim();
+  text.classList.remove("bare");
+  return found;
+}
+
 /** Plays the text of an answer while the server speaks it. */
 async function readAloud(turn) {
   const run = reading = new AbortController(), {aloud: button, text} = drawn.get(turn);
@@ -616,7 +624,7 @@ async function readAloud(turn) {
   let audio, played, end = 0, half = [];
   button.textContent = "Stop reading";
   try {
-    for (const input of text.innerText.trim().match(SPOKEN) ?? [""]) {
+    for (const input of readable(text).match(SPOKEN) ?? [""]) {
       const response = await request("v1/audio/speech", {input, response_format: "pcm"}, run.signal);
       audio ??= new AudioContext({sampleRate: Number(response.headers.get("content-type").split("rate=")[1])});
       for (let stream = response.body.getReader(), part; !(part = await reached(stream.read(), CUT)).done;) {

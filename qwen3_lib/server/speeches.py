@@ -38,7 +38,11 @@ ANY = "default"  # the voice of a model that makes one from a description
 
 
 def voice_names(model: Model) -> list[str]:
-    return [*voices_of(model).names] or [ANY]
+    """The voices that clients may name. Raises InputError for a model that takes its voice from a sound."""
+    if (voices := voices_of(model)).kind == "base":
+        raise InputError(f"{model.path}: this model has no voice of its own, and a server takes none from a sound: "
+                         "qwen3_tts.py --clone does; a CustomVoice has voices")
+    return [*voices.names] or [ANY]
 
 
 class Sounding:

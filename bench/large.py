@@ -53,13 +53,14 @@ def large(bench: Bench, layers: int = 6, tokens: int = 32, prompt: int = 256,
                 found.setdefault((router, name, share), []).append(values | {"disk": disk})
     rows = [[router, "this engine" if name == "int4" else "llama.cpp", f"{share:.0%}",
              *(f"{of(runs, key) / unit:.{digits}f}" for key, unit, digits in COLUMNS),
-             f"{float(np.median([run['decode'] * run['read'] / run['disk'] for run in runs])):.2f}"]
+             *(f"{float(np.median([run.get(key, float('nan')) / run['disk'] for run in runs])):.2f}"
+               for key in ("decoding", "prompting"))]
             for (router, name, share), runs in found.items()]
     size = os.path.getsize(folder / NAMES["int4"])
     return [f"{layers} layers of Qwen3.6-35B-A3B, {size / 1e9:.1f} GB in int4; memory is that of the process, with its "
             "files' pages:", "",
             *table(["router", "engine", "memory / file", "decode, tokens/s", "read per token, MB", "prefill, tokens/s",
-                    "decode after it", "disk, MB/s", "decode: of the disk"], *rows)]
+                    "decode after it", "disk, MB/s", "decode: of the disk", "prefill: of the disk"], *rows)]
 
 
 COLUMNS = ("decode", 1, 2), ("read", 1e6, 1), ("prefill", 1, 1), ("after", 1, 2), ("disk", 1e6, 0)
@@ -224,11 +225,13 @@ def run_in(group: Path, name: str, folder: Path, threads: int, tokens: int, prom
         start, before = time.perf_counter(), bytes_read()
         for token in part:
             engine.run([token])
-        found |= {"decode": tokens / (time.perf_counter() - start), "read": (bytes_read() - before) / tokens}
+        took, read = time.perf_counter() - start, bytes_read() - before
+        found |= {"decode": tokens / took, "read": read / tokens, "decoding": read / took}
     if prompt:
-        start = time.perf_counter()
+        start, before = time.perf_counter(), bytes_read()
         engine.run(ids[-prompt:])
-        found |= {"prefill": prompt / (time.perf_counter() - start)}
+        took = time.perf_counter() - start
+        found |= {"prefill": prompt / took, "prompting": (bytes_read() - before) / took}
         start = time.perf_counter()
         for token in ids[:16]:
             engine.run([token])

@@ -1,5 +1,7 @@
 """Mixtures larger than the memory: experts come from the disk, with the bits of those in memory."""
+import gc
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -9,14 +11,16 @@ import pytest
 
 from configs import FLASH, HYBRID_MOE, ROOT
 from helpers import (assert_one_line, logits_of, message_of, random_ids, read_safetensors, run_main,
-                     states_of)
-from make_random_model import make_random_model
+                     states_of, with_tensors)
+from make_random_model import make_random_model, random_tensor
 from published import CASES, quantize_model
 from qwen3_5 import mtp_config
 from qwen3_lib.app import models
 from qwen3_lib.io import disk
 from qwen3_lib.io.disk import SPARE, available_memory, from_disk
 from qwen3_lib.io.packed import save_quantized
+from qwen3_lib.kernels import disk as kernels_disk
+from qwen3_lib.kernels.layout import COMING, CONTEXT
 from test_qwen3_moe import MOE, fuse
 import qwen3_numba as fast
 
@@ -44,9 +48,9 @@ SOURCES = {
         "ple_embed_dim": 64}, path, "bfloat16")}
 
 
-def results(path, quantize=None):
+def results(path, quantize=None, threads=2):
     """(the logits of prompts and tokens, and a guess where there is a head; the weights)."""
-    model = fast.load_model(path, quantize, threads=2)
+    model = fast.load_model(path, quantize, threads=threads)
     cache, ids, out = model.engine.new_cache(model.config), random_ids(90), []
     for part in (ids[:40], *np.array(ids[40:60])[:, None], ids[60:63], ids[63:]):
         out.append(fast.forward(model, part, cache, True))
@@ -70,7 +74,7 @@ def give_slots(monkeypatch, slots):
 def slots_or_skip(w):
     if not w.slots:
         pytest.skip("this file system has no O_DIRECT")
-    return w.layers.slots
+    return w.layers.slots.reshape(len(w.layers.routers), -1)
 
 
 @pytest.mark.parametrize("slots", [5, 12])
@@ -79,19 +83,20 @@ def test_the_bits_of_experts_in_memory(source, slots, tmp_path, monkeypatch, cap
     """With fewer slots than experts that a prompt chooses: it reads them in turns."""
     path = SOURCES[source](tmp_path / "model")
     expected, w = results(path)
-    assert w.layers.slots.shape[1] == 0 and not w.slots
+    assert not len(w.layers.slots) and not w.slots
     give_slots(monkeypatch, slots)
     found, w = results(path)
     held = slots_or_skip(w)
     assert "experts come from the disk" in capsys.readouterr().err
     assert all(map(np.array_equal, found, expected))
     assert 0 < held.shape[1] <= slots
-    for model in (w, *([w.mtp.layer] if w.mtp else [])):
-        for i in np.flatnonzero(model.layers.routers["rows"]):
-            in_slots = model.layers.slots[i]
-            assert (in_slots["expert"] >= 0).all() and len({*in_slots["expert"].tolist()}) == len(in_slots)
-            behind = model.layers.experts["address"][i, in_slots["expert"]] - in_slots["address"][:, None]
-            assert (0 <= behind).all() and (behind < np.diff(in_slots["address"]).min()).all()
+    for layers in (w.layers, *([w.mtp.layer.layers] if w.mtp else [])):
+        in_slots = layers.slots[layers.slots["address"] > 0]
+        where = in_slots["layer"], in_slots["expert"]
+        assert (in_slots["expert"] >= 0).all() and len({*zip(*map(np.ndarray.tolist, where))}) == len(in_slots)
+        assert (layers.slots[layers.slot_of[where]] == in_slots).all() and not in_slots["coming"].any()
+        behind = layers.experts["address"][where] - in_slots["address"][:, None]
+        assert (0 <= behind).all() and (behind < np.diff(in_slots["address"]).min()).all()
 
 
 def in_gguf(form):
@@ -145,35 +150,119 @@ def test_a_folder_or_a_disk_that_takes_no_experts(tmp_path, monkeypatch):
     assert_one_line(message_of(fast.load_model, path, "int8"), str(path), "can't be written: No space left")
 
 
-def test_a_read_that_fails(tmp_path, monkeypatch):
-    """The mapped bytes are the same."""
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("source", ["two files", "an MTP head", "streams"])
+def test_a_system_without_aio(source, threads, tmp_path, monkeypatch):
+    """Threads read; with AIO or without it, their number changes no bit."""
+    path = SOURCES[source](tmp_path)
+    expected, _ = results(path)
+    for numbers in (kernels_disk.AIO, {}):
+        monkeypatch.setattr(kernels_disk, "AIO", numbers)
+        give_slots(monkeypatch, 5)
+        found, w = results(path, threads=threads)
+        slots_or_skip(w)
+        assert all(map(np.array_equal, found, expected))
+        assert bool(numbers) or w.layers.fetching[CONTEXT] == 0
+
+
+@pytest.mark.parametrize("field, value", [("file", -1), ("start", 1 << 40)])
+def test_a_read_that_fails(field, value, tmp_path, monkeypatch):
+    """Refused at once, or beyond the end of the file: the mapped bytes are the same."""
     path = saved(tmp_path)
     expected, _ = results(path)
     give_slots(monkeypatch, 8)
     model = fast.load_model(path, threads=2)
     slots_or_skip(model.weights)
-    model.weights.layers.blocks["file"][:, ::2] = -1
+    model.weights.layers.blocks[field][:, ::2] = value
     assert np.array_equal(logits_of(model, random_ids(40)), expected[0])
     layers = model.weights.layers
     assert (layers.experts["address"][:, :24:2] == layers.blocks["mapped"][:, ::2]).all()
+    assert not layers.slots["coming"].any()
+
+
+def never_chosen(path):
+    """A model whose second layer's first experts no token chooses: of 24 logits, three are above zero."""
+    with_tensors(make_random_model(MANY, path, "float32") / "model.safetensors", {
+        "model.layers.1.mlp.gate.weight": np.concatenate([np.zeros((6, 64), np.float32), random_tensor(
+            np.random.default_rng(0), (18, 64), "float32")])})
+    return path
+
+
+@pytest.mark.parametrize("n, ahead", [(31, False), (32, True)])
+def test_the_next_layer_is_read_ahead(n, ahead, tmp_path, monkeypatch):
+    """For a prompt with four times as many choices as experts; experts that nobody chooses then change no bit."""
+    expected = logits_of(fast.load_model(never_chosen(tmp_path)), random_ids(n))
+    give_slots(monkeypatch, 24)
+    model = fast.load_model(tmp_path)
+    slots_or_skip(model.weights)
+    if not model.weights.layers.fetching[CONTEXT]:
+        pytest.skip("this system refuses AIO")
+    assert np.array_equal(logits_of(model, random_ids(n)), expected)
+    layers = model.weights.layers
+    assert (layers.slot_of[1, :6] >= 0).any() == ahead and not layers.slots["coming"].any()
+
+
+def test_a_forked_process(tmp_path, monkeypatch):
+    """What its parent has asked for never comes to it."""
+    path = saved(tmp_path)
+    give_slots(monkeypatch, 8)
+    model = fast.load_model(path, threads=2)
+    slots, expected = slots_or_skip(model.weights), logits_of(model, random_ids(40))
+    some = slots[0, :2]
+    before = some["coming"].copy(), model.weights.layers.fetching[COMING]
+    some["coming"], model.weights.layers.fetching[COMING] = 1, 2  # on their way, as if a job had failed
+    if (child := os.fork()) == 0:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(60)
+        os._exit(0 if np.array_equal(logits_of(model, random_ids(40)), expected) else 1)
+    some["coming"], model.weights.layers.fetching[COMING] = before
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert np.array_equal(logits_of(model, random_ids(40)), expected)
+
+
+def test_what_a_freed_model_leaves(tmp_path, monkeypatch):
+    """The system's place for reads goes with the slots."""
+    def places():
+        return Path("/proc/self/maps").read_text().count("[aio]")
+
+    before, path = places(), saved(tmp_path)
+    give_slots(monkeypatch, 8)
+    model = fast.load_model(path, threads=2)
+    slots_or_skip(model.weights)
+    assert places() - before == (model.weights.layers.fetching[CONTEXT] != 0)
+    logits_of(model, random_ids(40))
+    del model
+    gc.collect()
+    assert places() == before
 
 
 def test_the_last_used_stay(tmp_path, monkeypatch):
-    """A layer's slots hold the experts that its last tokens chose; a prompt changes a quarter of them."""
+    """A layer's slots hold the experts that its last tokens chose; a prompt changes a quarter of them.
+
+    A prompt leaves experts of its last layer there; of the next tokens, new experts replace these first.
+    """
     give_slots(monkeypatch, 12)
     model = fast.load_model(make_random_model(MANY, tmp_path, "float32"), threads=2)
     slots, cache = slots_or_skip(model.weights)[0], model.engine.new_cache(model.config)
-    fast.forward(model, random_ids(40), cache)  # all slots have an expert now
-    for token in random_ids(20, 1):
-        before = dict(slots[["expert", "used"]].tolist())
+
+    def held():
+        return {e: used for layer, e, used in slots[["layer", "expert", "used"]].tolist() if layer == 0}
+
+    for token in random_ids(40):  # all slots have an expert then
         fast.forward(model, [token], cache)
-        after = dict(slots[["expert", "used"]].tolist())
+    for token in random_ids(20, 1):
+        before = held()
+        fast.forward(model, [token], cache)
+        after = held()
         chosen = {e for e, used in after.items() if used > max(before.values())}
         gone, stayed = before.keys() - after.keys(), before.keys() & after.keys() - chosen
         assert len(chosen) == 3 and len(after) == len(slots)
         assert max([before[e] for e in gone], default=0) <= min(before[e] for e in stayed)
     fast.forward(model, random_ids(60, 2), cache)
-    assert len(after.keys() & {*slots["expert"].tolist()}) == len(slots) - len(slots) // 4
+    assert len(after.keys() & held().keys()) == len(held()) == len(slots) - len(slots) // 4
+    before = held()
+    fast.forward(model, [5], cache)
+    assert before.keys() <= held().keys()
 
 
 @pytest.mark.parametrize("kind", ["int8", "int4"])
@@ -267,7 +356,7 @@ def test_in_a_small_memory_group(quantize, n_experts, tmp_path):
                "import qwen3_numba as fast; from qwen3_lib.io import disk; disk.SPARE = 2**26\n"
                "model = fast.load_model(sys.argv[1], sys.argv[3] or None, threads=2)\n"
                "cache = model.engine.new_cache(model.config)\n"
-               "out = [fast.forward(model, part, cache) for part in ([*range(30)], [5], [6], [7])]\n"
+               "out = [fast.forward(model, part, cache) for part in ([*range(300)], [5], [6], [7])]\n"
                "print(len(model.weights.slots), *(row.tobytes().hex() for row in out))")
     free = subprocess.run([sys.executable, "-c", program, path, os.devnull, quantize or ""], cwd=ROOT,
                           capture_output=True, text=True)

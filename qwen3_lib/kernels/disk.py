@@ -4,6 +4,8 @@ from __future__ import annotations
 import ctypes
 import mmap
 import os
+import platform
+import sys
 import tempfile
 import weakref
 from pathlib import Path
@@ -12,15 +14,18 @@ from typing import Any
 import numpy as np
 
 from qwen3_lib.io.errors import InputError
-from qwen3_lib.kernels.layout import FILE_BLOCK, PANEL, SLOT, Layers, is_packed, padded
+from qwen3_lib.kernels.layout import (CONTEXT, DEPTH, EVENTS, FILE_BLOCK, LIST, PANEL, PREAD, REQUEST, SLOT, SUBMIT,
+                                      SYSCALL, WHICH, Layers, is_packed, padded)
 
 PAGE = 4096  # of a disk: O_DIRECT reads whole ones
+# The numbers of Linux's io_setup, io_destroy, io_getevents and io_submit.
+AIO = {"x86_64": (206, 207, 208, 209), "aarch64": (0, 1, 4, 2)}
 
 
 def no_slots(n_layers: int) -> dict[str, np.ndarray]:
     """The fields of Layers whose experts are in memory."""
-    return {"blocks": np.zeros((n_layers, 0, 3), FILE_BLOCK), "slots": np.zeros((n_layers, 0), SLOT),
-            "slot_of": np.zeros((n_layers, 0), np.int64), "fetching": np.zeros(3, np.int64)}
+    return {"blocks": np.zeros((n_layers, 0, 3), FILE_BLOCK), "slots": np.zeros(0, SLOT),
+            "slot_of": np.zeros((n_layers, 0), np.int64), "fetching": np.zeros(LIST, np.int64)}
 
 
 class Files:
@@ -110,6 +115,25 @@ def blocks_of(experts: np.ndarray, files: Files) -> tuple[np.ndarray, int]:
     return blocks, most
 
 
+class SlotMemory:
+    """So many bytes for experts, and Linux's AIO to read them; its context is 0 where the system refuses it."""
+
+    def __init__(self, size: int):
+        self.space = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        self.space.madvise(mmap.MADV_HUGEPAGE)  # they are read faster
+        self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.space))
+        self.libc, context = ctypes.CDLL(None), ctypes.c_ulong(0)
+        setup, destroy, self.events, self.submit = AIO.get(platform.machine(), (-1,) * 4)
+        self.libc.syscall(ctypes.c_long(setup), ctypes.c_long(DEPTH), ctypes.byref(context))
+        self.context = context.value
+        end = weakref.finalize(self, self.libc.syscall, ctypes.c_long(destroy), context)  # waits for reads on their way
+        end.atexit = False  # threads may still read then, and the system does it when the process ends
+
+    def address_of(self, function: str) -> int:
+        """Of a function of C."""
+        return ctypes.cast(self.libc[function], ctypes.c_void_p).value or 0
+
+
 def with_slots(layers: Layers, n_experts: int, memory: int, files: Files) -> tuple[Layers, Any]:
     """The same with slots for experts in so many bytes -> (layers, what keeps the slots). Raises OSError.
 
@@ -119,15 +143,16 @@ def with_slots(layers: Layers, n_experts: int, memory: int, files: Files) -> tup
     found = {i: blocks_of(layers.experts[i, :n_experts], files) for i in sparse}
     size = max(most for _, most in found.values())
     n_slots = min(n_experts, max(memory // len(sparse) // size, 1))
-    space = mmap.mmap(-1, n_slots * len(sparse) * size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    space.madvise(mmap.MADV_HUGEPAGE)  # they are read faster
-    n, at = len(layers.routers), ctypes.addressof(ctypes.c_char.from_buffer(space))
+    space, n = SlotMemory(n_slots * len(sparse) * size), len(layers.routers)
     blocks, slots = np.zeros((n, n_experts, 3), FILE_BLOCK), np.zeros((n, n_slots), SLOT)
-    slots["expert"] = -1
+    slots["layer"] = slots["expert"] = -1
+    slots["used"] = sys.maxsize  # those of dense layers are never taken
     for j, i in enumerate(sparse):
-        blocks[i] = found[i][0]
-        slots["address"][i] = at + (np.arange(n_slots) + j * n_slots) * size
-    fetching = np.zeros(3 + n_experts, np.int64)
-    fetching[0] = ctypes.cast(ctypes.CDLL(None).pread, ctypes.c_void_p).value
-    return layers._replace(blocks=blocks, slots=slots, slot_of=np.full((n, n_experts), -1), fetching=fetching), \
-        (space, files)
+        blocks[i], slots["used"][i] = found[i][0], 0
+        slots["address"][i] = space.address + (np.arange(n_slots) + j * n_slots) * size
+    fetching = np.zeros(LIST + n_experts, np.int64)
+    fetching[[PREAD, SYSCALL]] = space.address_of("pread"), space.address_of("syscall")
+    fetching[[SUBMIT, EVENTS, CONTEXT]] = space.submit, space.events, space.context
+    fetching[WHICH] = fetching.ctypes.data + 8 * REQUEST
+    slot_of = np.full((n, n_experts), -1)
+    return layers._replace(blocks=blocks, slots=slots.reshape(-1), slot_of=slot_of, fetching=fetching), (space, files)

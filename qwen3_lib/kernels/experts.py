@@ -25,13 +25,13 @@ def finish_sparse(record, rank, layer):
     if router.rows > 0:
         normalize(crew, fields.norms(job)[layer, 1], router.form, form if form_is_packed(form) else router.form, job)
         wait(crew)
-        moe(crew, layer, job)
+        moe(crew, layer, fields.last(record), job)
     else:
         swiglu(crew, layer, job)
 
 
 @compiled
-def moe(crew, layer, job):
+def moe(crew, layer, last, job):
     """The namesake of qwen3.moe, of h, added to x. Of the experts, only chosen ones are read.
 
     A pair's result depends on its token and its expert, and a token adds its pairs in the order of its own
@@ -54,10 +54,10 @@ def moe(crew, layer, job):
     wait(crew)
     gather(crew, hidden, forms.least, job)
     wait(crew)
-    parts, turns = pieces_for(len(x), crew), turns_for(layer, len(x), job)
+    parts, turns = pieces_for(len(x), crew), turns_for(len(x), job)
     for turn in range(turns):
         begin, stop = len(experts) * turn // turns, len(experts) * (turn + 1) // turns
-        fetch(crew, layer, begin, stop, len(x), job)
+        fetch(crew, layer, last, turn, turns, job)
         for part in pieces(parts, np.int64(1), parts, crew):
             before, n_pairs = starts[begin], starts[stop] - starts[begin]
             for e in range(begin, stop):

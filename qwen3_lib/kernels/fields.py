@@ -19,4 +19,5 @@ for number, (name, annotation) in enumerate(TABLE.items()):  # fields.h(job) is 
     dtype, n_dimensions = annotation.__metadata__
     globals()[name] = entry(number, numba.from_dtype(dtype), n_dimensions)
 
-n_threads, shared, table = (int64_at(JOB.fields[name][1]) for name in ("n_threads", "shared", "table"))  # of a JOB
+# Of a JOB.
+n_threads, shared, last, table = (int64_at(JOB.fields[name][1]) for name in ("n_threads", "shared", "last", "table"))

@@ -118,6 +118,12 @@ NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn
 # how many of them it has worked on since it last waited.
 DONE, ABANDONED, MEMBERS = 0, 8, 16
 PROMISED, READY, MEMBER_SIZE = 8, 9, 16
+# Of Layers.fetching: the addresses of C's pread and syscall; of Linux's AIO the numbers of two system calls, the
+# context or 0, the address of the request; the number of the turn; how many reads are on their way; how many experts
+# threads have to read; a request, 8 numbers; an event, 4 numbers; from LIST on, the slots of these experts.
+PREAD, SYSCALL, SUBMIT, EVENTS, CONTEXT, WHICH, TURN, COMING, MISSING, REQUEST = range(10)
+EVENT, LIST = REQUEST + 8, REQUEST + 12
+DEPTH = 128  # so many reads are on their way at most
 WAITING = "sched_yield", "usleep"  # functions of the C library that a thread calls when it waits for long
 
 PRODUCT, KEYS, VALUES = range(3)  # the first index of the table of products.py: weights, keys, values
@@ -148,8 +154,9 @@ FORMS = record("least", "greatest")
 # Where a matrix of an expert is: mapped; in a slot, so many bytes behind its beginning. The slot's bytes from `into` on
 # are `length` bytes of a file from `start` on; 0 if the matrix comes with the one before it.
 FILE_BLOCK = record("mapped", "behind", "file", "start", "length", "into")
-# Memory for an expert of a layer: whose it is, or -1; the number of the pass that used it last.
-SLOT = record("address", "expert", "used")
+# Memory for an expert: which one of which layer it is, or -1; the number of the turn that used it last; how many reads
+# of it are on their way, and whether the others have brought all bytes.
+SLOT = record("address", "layer", "expert", "used", "coming", "whole")
 # Whether the weights of the chosen experts are scaled to a sum of 1; whether all tokens go through the last expert.
 ROUTING = record("norm_topk_prob", "shared")
 # Which of the layers with keys and values a layer is, which of those with a state, of those with n-grams; or -1.
@@ -204,9 +211,9 @@ class Layers(NamedTuple):
     experts: of(WEIGHT, 3)  # [n_layers, num_experts, 3], in the order of EXPERT
     routing: of(ROUTING, 1)  # [1]
     blocks: of(FILE_BLOCK, 3)  # [n_layers, num_experts, 3], see slots.py; or [n_layers, 0, 3]
-    slots: of(SLOT, 2)  # [n_layers, slots of a layer], or [n_layers, 0]: the experts are in memory, or mapped
-    slot_of: of(np.int64, 2)  # [n_layers, num_experts], where an expert is; or -1
-    fetching: of(np.int64, 1)  # what threads tell each other of the experts to read, see slots.py
+    slots: of(SLOT, 1)  # [n_layers * slots of a layer], or [0]: the experts are in memory, or mapped
+    slot_of: of(np.int64, 2)  # [n_layers, num_experts], which slot an expert has; or -1
+    fetching: of(np.int64, 1)  # how experts are read, see PREAD
     places: of(PLACE, 1)  # [n_layers]
     delta_sizes: of(DELTA_SIZES, 1)  # [1], or [0]
     conv: of(np.float32, 3)  # [layers with a state, taps, channels], the oldest tap first

@@ -50,7 +50,7 @@ def finish_streams(record, rank, layer):
     wait(crew)
     make_ready(crew, router.form, form if form_is_packed(form) else router.form, job)
     wait(crew)
-    moe(crew, layer, job)
+    moe(crew, layer, fields.last(record), job)
     write_streams(crew, job)
     wait(crew)
 

@@ -320,9 +320,8 @@ def run_pass(model: Model, new: Pass) -> tuple[np.ndarray, np.ndarray]:
     A token's logits depend on the tokens before it and on nothing else, bit for bit.
     """
     w, caches = model.weights, [cache for cache, _ in new.parts]
-    counts = [rows.stop - rows.start for _, rows in new.parts]
-    places = np.concatenate([np.arange(cache.length, cache.length + n) for cache, n in zip(caches, counts)])
-    rows = np.rec.fromarrays((np.repeat(np.arange(len(caches)), counts), places), ROW)
+    rows = np.array([(i, place) for i, (cache, some) in enumerate(new.parts)
+                     for place in range(cache.length, cache.length + some.stop - some.start)], ROW)
     batch = batch_of(w, new.x, rope_tables(model.config, new.positions), caches, rows, new.wanted, new)
     logits = run_layers(w, batch, caches, new.added, new.states or w.kind.enter is not None)
     new.advance()
@@ -350,7 +349,7 @@ def draws(models: list[Model], vectors: np.ndarray, codes: np.ndarray, talks: li
     turned = rope_tables(w.config, np.array([*[first] * len(m), *following]))
     for cache in caches:
         cache.reserve(n)
-    rows = np.rec.fromarrays((m, np.full_like(m, first)), ROW)
+    rows = np.array([(i, first) for i in m], ROW)
     run_layers(w, batch_of(w, vectors[0, codes], turned, caches, rows, m, new), caches)
     sure = (new["codes"] >= 0).all(axis=0)
     n_sure = n if sure.all() else int(sure.argmin())
@@ -370,7 +369,7 @@ def guess(model: Model, states: np.ndarray, token_ids: qwen3.TokenIds, cache: An
     rows = embed_tokens(model, ids)
     head.vocabulary.add(ids)
     slots, caches = cache.reserve(n), [cache]
-    where = rope_tables(model.config, start + slots), caches, np.rec.fromarrays((0 * slots, slots), ROW)
+    where = rope_tables(model.config, start + slots), caches, np.array([(0, slot) for slot in slots], ROW)
     if (enter := head.layer.kind.enter) is not None:
         batch = batch_of(head.layer, np.zeros_like(rows), *where, np.arange(n - 1, n), enter(head, rows, states, eps))
         logits = run_layers(head.layer, batch, caches)

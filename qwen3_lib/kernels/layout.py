@@ -285,8 +285,10 @@ class Space(NamedTuple):
 
 def address_table(arrays: tuple[np.ndarray, ...]) -> np.ndarray:
     """int64 [n, 5], the address and the shape of each array: so kernels find them."""
-    assert all(array.flags.c_contiguous for array in arrays)
-    return np.array([(array.ctypes.data, *array.shape, 0, 0, 0, 0)[:5] for array in arrays])
+    found = {id(array): array for array in arrays}  # fields that a model doesn't have are all the same array
+    assert all(array.flags.c_contiguous for array in found.values())
+    rows = {key: (array.ctypes.data, *array.shape, 0, 0, 0, 0)[:5] for key, array in found.items()}
+    return np.array([rows[id(array)] for array in arrays], np.int64)
 
 
 def crew_size(n_threads: int) -> int:

@@ -101,12 +101,14 @@ def together(model, caches, parts, last=False, guessed=False):
     return qwen3.compute(model, some)[0]
 
 
-@pytest.mark.parametrize("kv_dtype", ["f16", "int8"])
-def test_only_the_last_logits(kv_dtype, reference):
+@pytest.mark.parametrize("shape, quantize, kv_dtype", [
+    ("group of 2", None, "f16"), ("group of 2", None, "int8"), ("group of 8, wide", "rounded", "bf16")])
+def test_only_the_last_logits(shape, quantize, kv_dtype, reference):
     """Of prompts around the size of a pass, alone and in a batch: the same bits as all logits."""
-    path, ids, expected = reference("group of 2", "bfloat16", None, kv_dtype)
+    path, ids, expected = reference(shape, "bfloat16", quantize, kv_dtype)
     long = 2 * random_ids(520, 3)
-    model = load_model(path, None, 2, kv_dtype)
+    model = load_model(path, quantize, 2, kv_dtype)
+    np.testing.assert_array_equal(logits_of(model, ids), expected)
     model = dataclasses.replace(model, config=dataclasses.replace(model.config, context_length=2000))
     whole = logits_of(model, long)
     lengths = (511, 512, 513, 1025)

@@ -3,12 +3,13 @@ import ctypes
 from functools import cache
 
 import llvmlite.binding as llvm
+import numba
 import numpy as np
 import pytest
 from llvmlite import ir
 
 from packed import FORMATS, packed_vectors, reference, stored
-from qwen3_lib.kernels import attention, cpu, objects, spread, vectors
+from qwen3_lib.kernels import attention, cpu, intrinsics, objects, spread, vectors
 from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
 from qwen3_lib.kernels.layout import (BF16, F16, F32, GROUP16_BYTES, HALVES, HIGH_BITS, INT8, Q8_1, ROUNDED,
@@ -242,6 +243,31 @@ def test_transposed_rows_give_the_same_sums(n, rows, n_vectors, avx512, pairs):
                 found.ctypes.data, found.strides[0], kept.ctypes.data, (start > 0) + 2 * (end < n))
         assert not np.isnan(found[:, :rows]).any()
         np.testing.assert_array_equal(found[:, :rows], expected[:, :rows])
+
+
+@pytest.mark.skipif(not cpu.PAIRS, reason="this CPU has no AVX512_BF16")
+@pytest.mark.parametrize("n, rows, n_vectors", [(512, 33, 8), (544, 1, 5), (1120, 64, 7)])
+def test_turned_vectors_give_the_same_sums(n, rows, n_vectors):
+    """As the rows and the vectors themselves; and a vector's pairs stand in the order of the sums."""
+    rng, run = np.random.default_rng(0), numba.njit(lambda x, n, own: intrinsics.turn_pairs(x, n, own))
+    w, x = ((rng.standard_normal(shape).astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+            for shape in ((rows, n), (n_vectors, n)))
+    factors, keys = factors_of(x, True), np.zeros((padded(rows, 32), n // 2), np.uint32)
+    expected, found = np.zeros((2, n_vectors, padded(rows, 32)), np.float32)
+    for out, vector in zip(expected, factors):
+        bf16_product_of(True, 1)(w.ctypes.data, w.strides[0], rows, vector.ctypes.data, factors.strides[0], n,
+                                 out.ctypes.data, expected.strides[0], 0, 0)
+    own = np.zeros(n, np.uint16)
+    for vector, numbers in zip(factors, x):
+        run(vector.ctypes.data, n, own.ctypes.data)
+        order = [0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15]
+        pairs = numbers.view(np.uint32).reshape(-1, 16).T[order]
+        np.testing.assert_array_equal(vector.reshape(-1)[:n // 2], pairs.ravel())
+    bf16_product_of(True, 1, "transposed_rows")(w.ctypes.data, w.strides[0], rows, n, keys.ctypes.data)
+    bf16_product_of(True, n_vectors, "turned_product")(
+        keys.ctypes.data, 0, rows, factors.ctypes.data, factors.strides[0], n, found.ctypes.data, found.strides[0], 0,
+        0)
+    np.testing.assert_array_equal(found[:, :rows], expected[:, :rows])
 
 
 @pytest.mark.parametrize("n_vectors", [1, 2, 5, 8])

@@ -16,6 +16,8 @@ from qwen3_lib.kernels.vectors import (FLOAT, I1, I16, I32, I64, LANES, PREFETCH
                                        flushed, fma, hidden, in_tiles, load, loop, prefetch, row_part, splat, store,
                                        two_parts, variable, vector, zero_sums)
 
+# In which order a product works on the 16 pairs of 32 columns: the one in which their sums are added up. So they lie.
+ORDER = tuple(int(f"{i:04b}"[::-1], 2) for i in range(LANES))
 VALUE_ROWS = 3  # rows of values that are weighted at once: registers hold their factors for some vectors
 
 
@@ -45,8 +47,8 @@ def write_transposed_rows(form: int, _: int, way: Way, b: Any, w: Any, stride: A
                           out: Any) -> None:
     """Transposes rows of bf16 [n_rows, n], keys or weights: a vector then holds a pair of columns of 16 rows.
 
-    uint32 [n_rows / 16, 16, n / 32, 16 rows]: pair 16 j + i of a row stands at [.., i, j]. n_rows is rounded up to a
-    multiple of 32; the last row is repeated.
+    uint32 [n_rows / 16, 16, n / 32, 16 rows]: pair 16 j + i of a row stands at [.., ORDER[i], j]. n_rows is rounded up
+    to a multiple of 32; the last row is repeated.
     """
     steps, last = b.sdiv(n, I64(32)), b.sub(n_rows, I64(1))
 
@@ -59,7 +61,8 @@ def write_transposed_rows(form: int, _: int, way: Way, b: Any, w: Any, stride: A
                 prefetch(b, at(b, row, (stride, LANES), (j, 4 * LANES)), [0], 2)
             values = transposed(b, [load(b, at(b, row, (j, 4 * LANES)), I32, LANES) for row in rows])
             for k, value in enumerate(values):
-                store(b, value, at(b, out, (at(b, j, (steps, k), (b.mul(i, steps), LANES)), 4 * LANES)))
+                place = at(b, j, (steps, ORDER[k]), (b.mul(i, steps), LANES))
+                store(b, value, at(b, out, (place, 4 * LANES)))
 
         loop(b, steps, step)
 
@@ -81,11 +84,12 @@ def transposed(b: Any, rows: list[Any]) -> list[Any]:
 
 def write_transposed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any, stride: Any, n_rows: Any, x: Any,
                              x_stride: Any, n: Any, out: Any, out_stride: Any, kept: Any, part: Any,
-                             most: int = VECTORS) -> None:
+                             most: int = VECTORS, turned: bool = False) -> None:
     """write_float_product of rows that write_transposed_rows has transposed: the same sums, added in the same order.
 
     A lane is a row, so a row's 16 partial sums are added without moving numbers between lanes. More than `most` vectors
-    are two tiles of so many, which may overlap; they can't be cut into parts.
+    are two tiles of so many, which may overlap; they can't be cut into parts. `turned`: the vectors are transposed,
+    too, see intrinsics.turn_pairs.
     """
     together, n_groups = min(n_vectors, most), 2 if AVX512 else 1
     steps, keys = b.sdiv(n, I64(32)), list(itertools.product(range(together), range(n_groups)))
@@ -107,8 +111,9 @@ def write_transposed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any
                 for key, place in places.items():
                     b.store(load(b, place, FLOAT, LANES), sums[key])
             loop(b, steps, lambda j: add_products(
-                b, form, [at(b, group, (at(b, j, (steps, i)), 4 * LANES)) for group in groups],
-                [at(b, vector, (j, 4 * GROUP), 4 * i) for vector in vectors], 4 * LANES, sums))
+                b, form, [at(b, group, (at(b, j, (steps, ORDER[i])), 4 * LANES)) for group in groups],
+                [at(b, vector, (j, 4), (steps, 4 * ORDER[i])) if turned else at(b, vector, (j, 4 * GROUP), 4 * i)
+                 for vector in vectors], 4 * LANES, sums))
             with b.if_then(ends):
                 for key, place in places.items():
                     store(b, b.load(sums[key]), place)
@@ -121,6 +126,11 @@ def write_transposed_product(form: int, n_vectors: int, way: Way, b: Any, w: Any
         loop(b, b.sdiv(b.add(n_rows, I64(16 * n_groups - 1)), I64(16 * n_groups)), lambda i: loop(
             b, I64(1 + (n_vectors > together)), lambda half: tile(
                 b.mul(i, I64(n_groups)), b.mul(half, I64(n_vectors - together)))))
+
+
+def write_turned_product(*args: Any) -> None:
+    """write_transposed_product of wide rows, so that a core reads the vectors as they lie."""
+    write_transposed_product(*args, turned=True)
 
 
 def write_transposed_scores(*args: Any) -> None:

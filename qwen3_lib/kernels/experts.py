@@ -44,7 +44,7 @@ def moe(crew, layer, last, job):
     gate, up, gate_packed = fields.gate(job), fields.up(job), fields.gate_packed(job)
     gathered, gathered_packed = fields.gathered(job), fields.gathered_packed(job)
     hidden = x.shape[1]
-    project(crew, router, h, packed, logits, np.int64(0), job)
+    project(crew, router, h, packed, logits, np.int64(0), job, np.int64(0))
     wait(crew)
     for t in items(len(x), crew):
         choose(logits[t, :router.rows], fields.routing(job)[0], chosen[t], shares[t])
@@ -66,7 +66,7 @@ def moe(crew, layer, last, job):
                     rows = expert_share(w[EXPERT_GATE].rows, first - before, end - before, n_pairs, part, parts)
                     gate_and_up(products, w[EXPERT_GATE], w[EXPERT_UP], w[EXPERT_DOWN].form,
                                 gathered[first:end], gathered_packed[first:end],
-                                (gate[first:end], up[first:end], gate_packed[first:end]), rows, own)
+                                (gate[first:end], up[first:end], gate_packed[first:end]), rows, own, np.int64(0))
         wait(crew)
         for part in pieces(parts, np.int64(1), parts, crew):
             before, n_pairs = starts[begin], starts[stop] - starts[begin]
@@ -75,7 +75,7 @@ def moe(crew, layer, last, job):
                 if first < end:
                     rows = expert_share(hidden, first - before, end - before, n_pairs, part, parts)
                     linear(products, experts[e, EXPERT_DOWN], gate[first:end], gate_packed[first:end],
-                           gathered[first:end], np.int64(0), rows[0], rows[1], own)
+                           gathered[first:end], np.int64(0), rows[0], rows[1], own, np.int64(0))
         wait(crew)
     for start, end in pieces(hidden, np.int64(PANEL), len(x), crew):
         for t in range(len(x)):

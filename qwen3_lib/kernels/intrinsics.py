@@ -12,6 +12,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from numba.np.arrayobj import get_itemsize, make_array, populate_array
 
+from qwen3_lib.kernels.attention import ORDER, transposed
 from qwen3_lib.kernels.cpu import PAIRS
 from qwen3_lib.kernels.layout import GROUP, GROUP16_BYTES, GROUP_BYTES, SIZES_BYTES
 from qwen3_lib.kernels.vectors import (BFLOAT, FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load,
@@ -108,6 +109,29 @@ def round_groups(context, x, n, step):
                 store(b, bits, here)
 
         loop(b, b.sdiv(args[1], I64(GROUP)), group)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def turn_pairs(context, x, n, own):
+    """Transposes a vector of bf16 [n], n >= 512, as round_groups makes it with a step of 128: a product with wide rows
+    then reads it as it lies. uint32 [16, n / 32]: pair 16 j + i stands at [ORDER[i], j]. own [2 n bytes]: to work in.
+    """
+    def codegen(context, b, signature, args):
+        x, n, own = args
+        steps = b.sdiv(n, I64(GROUP))
+
+        def block(i: Any) -> None:
+            last, first = b.sub(steps, I64(LANES)), b.mul(i, I64(LANES))
+            first = b.select(b.icmp_signed("<", first, last), first, last)
+            groups = [load(b, at(b, x, (at(b, first, r), 4 * GROUP)), I32, LANES) for r in range(LANES)]
+            for k, value in enumerate(transposed(b, groups)):
+                store(b, value, at(b, own, (at(b, first, (steps, ORDER[k])), 4)))
+
+        loop(b, b.sdiv(b.add(steps, I64(LANES - 1)), I64(LANES)), block)
+        loop(b, steps, lambda i: store(b, load(b, at(b, own, (i, 64)), I32, LANES), at(b, x, (i, 64))))
         return context.get_dummy_value()
 
     return types.void(types.int64, types.int64, types.int64), codegen

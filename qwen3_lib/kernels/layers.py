@@ -17,10 +17,10 @@ from qwen3_lib.kernels.crew import crew_of, items, pieces, wait
 from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import (bits_of, bytes_at, call_at, dot, even_first, exp_of, exp_until, float_of,
                                           floats_at, half_from_float, pack_groups, round_groups, rounded_exp_until,
-                                          to_bytes, uint16s_at)
+                                          to_bytes, turn_pairs, uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, GATE, GROUP, GROUP16_BYTES, GROUP_BYTES,
                                       IN_PARTS, KEYS, KV8, OUT, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, SPREAD,
-                                      STRIP, TOGETHER, TRANSPOSED, UP, VALUES, VECTORS, WHOLE, WIDENED, K, Q, V,
+                                      STRIP, TOGETHER, TRANSPOSED, TURNED, UP, VALUES, VECTORS, WHOLE, WIDENED, K, Q, V,
                                       is_packed, padded, unit_size)
 
 # ---- The small steps of a layer --------------------------------------------------------------------------------------
@@ -134,11 +134,11 @@ def groups16_of(packed, n):
 
 
 @compiled
-def linear(products, w, x, packed, out, column, start, end, own):
+def linear(products, w, x, packed, out, column, start, end, own, turned):
     """Rows start to end of a Weight times the vectors x float32 [n, ...] -> out float32 [n, ...], from `column` on.
 
     packed uint8 [n, ...]: the vectors once more, for packed weights. start is a multiple of 32, and `out` is padded to
-    a multiple of 32. own float32: to work in.
+    a multiple of 32. own float32: to work in. turned: what turn_all says.
     """
     n = len(x)
     if not form_is_packed(w.form):
@@ -146,7 +146,7 @@ def linear(products, w, x, packed, out, column, start, end, own):
         if tiling(products[PRODUCT, w.form], n, LONG)[0] == REARRANGED:
             strip = min(STRIP, max(SPREAD // w.columns // PANEL, 1) * PANEL)
         for first in range(start, end, strip):
-            float_strip(products, w, x, out[:, column + first:], first, min(strip, end - first), own)
+            float_strip(products, w, x, out[:, column + first:], first, min(strip, end - first), own, turned)
         return
     how, tiles = tiling(products[PRODUCT, w.form], n, WIDENED[w.form])
     functions, width = products[PRODUCT, w.form, how], up_to(w.columns, 2 * GROUP)
@@ -171,7 +171,7 @@ def tiling(table, n, many):
 
 
 @compiled
-def float_strip(products, w, x, out, first, rows, own):
+def float_strip(products, w, x, out, first, rows, own, turned):
     """`rows` rows of a Weight of floats, from `first` on, times the vectors x [n, ...] -> out [n, ...].
 
     Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache. A
@@ -179,11 +179,11 @@ def float_strip(products, w, x, out, first, rows, own):
     """
     n, size, width, address = len(x), 4 if w.form == F32 else 2, up_to(w.columns, 32), w.address + first * w.stride
     how, tiles = tiling(products[PRODUCT, w.form], n, LONG)
-    functions = products[PRODUCT, w.form, how]
+    functions = products[PRODUCT, w.form, TURNED if turned == 1 else how]
     room = 2 if PAIRS and w.form == ROUNDED else 1  # vectors of bf16 take half of it
     sums, copy = own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
     transposes = functions.rearrange if how == REARRANGED else 0
-    apart, padded_rows = tiles > 1 and width > room * WHOLE, rows
+    apart, padded_rows = tiles > 1 and width > room * WHOLE and turned == 0, rows
     depth = (WHOLE if transposes else room * DEPTH) if apart else width
     if transposes:
         padded_rows = up_to(rows, PANEL)
@@ -201,6 +201,21 @@ def float_strip(products, w, x, out, first, rows, own):
                 place, stride = copy + k * size * padded_rows, columns * size
             call_at(functions.address[next_ - t], (place, stride, rows, x[t, k:].ctypes.data, x.strides[0], columns,
                                                    out[t].ctypes.data, out.strides[0], sums, part))
+
+
+@compiled
+def turn_all(crew, w, x, job):
+    """Turns the vectors x [n, ...] for products with a prompt's wide rows of bf16 -> 1 if it has, or 0.
+
+    Such vectors don't fit into a core's first cache, but turned ones are read once for each of 16 partial sums.
+    """
+    products = fields.products(job)
+    if form_is_packed(w.form) or w.columns <= WHOLE or len(x) < LONG or products[PRODUCT, w.form, TURNED].most == 0:
+        return np.int64(0)
+    for t in items(len(x), crew):
+        turn_pairs(x[t].ctypes.data, up_to(w.columns, GROUP), fields.own(job)[crew.rank].ctypes.data)
+    wait(crew)
+    return np.int64(1)
 
 
 @compiled
@@ -414,9 +429,10 @@ def project_heads(record, rank, layer):
 def project_all(crew, w, job):
     """A thread's rows of q, k and v, side by side -> qkv."""
     h, packed, qkv = fields.h(job), fields.packed(job), fields.qkv(job)
-    project(crew, w[Q], h, packed, qkv, np.int64(0), job)
-    project(crew, w[K], h, packed, qkv, up_to(w[Q].rows, PANEL), job)
-    project(crew, w[V], h, packed, qkv, up_to(w[Q].rows, PANEL) + up_to(w[K].rows, PANEL), job)
+    turned = turn_all(crew, w[V], h, job)
+    project(crew, w[Q], h, packed, qkv, np.int64(0), job, turned)
+    project(crew, w[K], h, packed, qkv, up_to(w[Q].rows, PANEL), job, turned)
+    project(crew, w[V], h, packed, qkv, up_to(w[Q].rows, PANEL) + up_to(w[K].rows, PANEL), job, turned)
 
 
 @compiled
@@ -466,9 +482,10 @@ def swiglu(crew, layer, job):
     normalize(crew, fields.norms(job)[layer, 1], forms.least, forms.greatest, job)
     wait(crew)
     inner = gate[:len(x)], fields.up(job)[:len(x)], gate_packed[:len(x)]
+    turned = turn_all(crew, w[UP], fields.h(job), job)
     for rows in pieces(w[GATE].rows, np.int64(PANEL), len(x), crew):
         gate_and_up(fields.products(job), w[GATE], w[UP], w[DOWN].form, fields.h(job),
-                    fields.packed(job), inner, rows, fields.own(job)[crew.rank])
+                    fields.packed(job), inner, rows, fields.own(job)[crew.rank], turned)
     wait(crew)
     add_projected(crew, w[DOWN], inner[0], inner[2], job)
     wait(crew)
@@ -493,25 +510,26 @@ def ready_for_both(x, n, least, greatest, packed):
 
 
 @compiled
-def project(crew, w, x, packed, out, column, job):
+def project(crew, w, x, packed, out, column, job, turned):
     """A thread's rows of linear."""
     products, own = fields.products(job), fields.own(job)[crew.rank]
     for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew):
-        linear(products, w, x, packed, out, column, start, end, own)
+        linear(products, w, x, packed, out, column, start, end, own, turned)
 
 
 @compiled
 def add_projected(crew, w, factors, packed, job):
     """x [m, rows of w] += linear(factors), a thread's rows."""
     products, own, x, out = fields.products(job), fields.own(job)[crew.rank], fields.x(job), fields.qkv(job)
+    turned = turn_all(crew, w, factors, job)
     for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew):
-        linear(products, w, factors, packed, out, np.int64(0), start, end, own)
+        linear(products, w, factors, packed, out, np.int64(0), start, end, own, turned)
         for t in range(len(x)):
             add_to(x[t, start:end], out[t, start:end])
 
 
 @compiled
-def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
+def gate_and_up(products, gate, up, form, x, packed, inner, rows, own, turned):
     """Some rows (start, end) of the first half of qwen3.swiglu -> inner, ready for weights of this format.
 
     inner: float32 [n, intermediate] the result, float32 to work in, uint8 the result for packed weights.
@@ -523,8 +541,8 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
         one, two = out.ctypes.data + 4 * start * n, other.ctypes.data + 4 * start * n
         left, right = floats_at(one, (n, PANEL)), floats_at(two, (n, PANEL))
         for first in range(start, end, PANEL):  # 32 rows at a time, in the same memory: they stay in the second cache
-            linear(products, gate, x, packed, left, -first, first, min(first + PANEL, end), own)
-            linear(products, up, x, packed, right, -first, first, min(first + PANEL, end), own)
+            linear(products, gate, x, packed, left, -first, first, min(first + PANEL, end), own, turned)
+            linear(products, up, x, packed, right, -first, first, min(first + PANEL, end), own, turned)
             silu_times(floats_at(one, (n * PANEL,)), floats_at(two, (n * PANEL,)))
             left[:, gate.rows - first:] = 0
             place, stride = out_packed.ctypes.data + first // GROUP * GROUP_BYTES, out_packed.strides[0]
@@ -535,8 +553,8 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own):
                 pack_groups(left.ctypes.data, left.size, place + GROUP_BYTES, stride, place16 + GROUP16_BYTES, stride,
                             gate.rows)
         return
-    linear(products, gate, x, packed, out, np.int64(0), start, end, own)
-    linear(products, up, x, packed, other, np.int64(0), start, end, own)
+    linear(products, gate, x, packed, out, np.int64(0), start, end, own, turned)
+    linear(products, up, x, packed, other, np.int64(0), start, end, own, turned)
     for t in range(n):
         silu_times(out[t, start:end], other[t, start:end])
         if start < end:
@@ -591,5 +609,5 @@ def logits_of(crew, heads, number, job):
         ready(h[i], x.shape[1], head.form, packed[i], np.int64(0), x.shape[1])
     wait(crew)
     x, packed = h[:len(wanted)], packed[:len(wanted)]
-    project(crew, head, x, packed, fields.logits(job), np.int64(0), job)
+    project(crew, head, x, packed, fields.logits(job), np.int64(0), job, np.int64(0))
     wait(crew)

@@ -127,7 +127,8 @@ DEPTH = 128  # so many reads are on their way at most
 WAITING = "sched_yield", "usleep"  # functions of the C library that a thread calls when it waits for long
 
 PRODUCT, KEYS, VALUES = range(3)  # the first index of the table of products.py: weights, keys, values
-TOGETHER, IN_PARTS, REARRANGED = range(3)  # and the third: all vectors at once; in parts; with rows rearranged before
+# And the third: all vectors at once; in parts; with rows rearranged before; and with vectors turned, too.
+TOGETHER, IN_PARTS, REARRANGED, TURNED = range(4)
 VECTORS = 8  # at most so many vectors are multiplied with a row together
 PROMPT = 64  # so many vectors are multiplied with 32 rows of gate and up at a time: all of it stays in the second cache
 TRANSPOSED = 32  # so many queries of one KV head pay for transposing its keys: see attention.py

@@ -6,8 +6,8 @@ import llvmlite.binding as llvm
 from llvmlite import ir
 
 from qwen3_lib.kernels.attention import (write_paired_product, write_paired_rows, write_transposed_product,
-                                         write_transposed_rows, write_transposed_scores, write_weighted_pairs,
-                                         write_weighted_rows)
+                                         write_transposed_rows, write_transposed_scores, write_turned_product,
+                                         write_weighted_pairs, write_weighted_rows)
 from qwen3_lib.kernels.cpu import FEATURES
 from qwen3_lib.kernels.layout import JOB
 from qwen3_lib.kernels.spread import write_spread, write_spread_product
@@ -19,7 +19,7 @@ WRITERS = {  # with their numbers of arguments
     "each_block": (write_each_block, 7),
     "weighted_rows": (write_weighted_rows, 8), "weighted_pairs": (write_weighted_pairs, 8),
     "transposed_rows": (write_transposed_rows, 5), "transposed_product": (write_transposed_product, 10),
-    "transposed_scores": (write_transposed_scores, 10),
+    "transposed_scores": (write_transposed_scores, 10), "turned_product": (write_turned_product, 10),
     "paired_rows": (write_paired_rows, 5), "paired_product": (write_paired_product, 8),
     "widened": (write_widened, 3), "spread": (write_spread, 3), "spread_product": (write_spread_product, 9)}
 

@@ -12,10 +12,10 @@ import numpy as np
 from qwen3_lib.io.errors import InputError
 from qwen3_lib.io.models import MODEL_TYPES
 from qwen3_lib.kernels.build import code_place, function, make_kernels, product_kind, read_code, symbol
-from qwen3_lib.kernels.cpu import AVX512, LONG, PATH
+from qwen3_lib.kernels.cpu import AVX512, LONG, PAIRS, PATH
 from qwen3_lib.kernels.kind import kind_for, steps_of
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
-                                      STORABLE, TOGETHER, TRANSPOSED, VALUES, VECTORS, WIDENED, is_packed)
+                                      STORABLE, TOGETHER, TRANSPOSED, TURNED, VALUES, VECTORS, WIDENED, is_packed)
 from qwen3_lib.kernels.spread import DOTS, SPREAD_WAY
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
 from qwen3_lib.kernels.ways import Ways, measure
@@ -27,15 +27,16 @@ Needs = tuple[tuple[int, int], ...]  # (format, number of vectors) of products
 
 @lru_cache(64)
 def functions_for(needs: Needs, queries: Needs = (), ways: Ways = ()) -> np.ndarray:
-    """The functions for products with weights and, in `queries`, for attention to a cache -> FUNCTIONS [3, formats, 3].
+    """The functions for products with weights and, in `queries`, for attention to a cache -> FUNCTIONS [3, formats, 4].
 
     ways: those of one vector that are not the default.
     [PRODUCT, format, TOGETHER] multiplies all vectors at once with rows of a format, [.., IN_PARTS] parts of them;
     likewise [KEYS, ..] for attention, and [VALUES, format, TOGETHER] of weighted_rows. [.., REARRANGED], where
     `most` > 0, does so for many vectors, after its `rearrange` has made rows what it multiplies: of packed weights, a
     block its widened_form, or spread (AVX2); other weights and keys transposed; values in pairs (without AVX-512).
+    [.., TURNED] does so with vectors that layers.turn_all has turned.
     """
-    table = np.zeros((3, len(FORMATS), 3), FUNCTIONS)
+    table = np.zeros((3, len(FORMATS), 4), FUNCTIONS)
     for form, n in needs:
         if n >= WIDENED[form] and (wide := widened_form(form)) != form:
             way, functions = way_of(wide, MANY), table[PRODUCT, form, REARRANGED]
@@ -47,6 +48,8 @@ def functions_for(needs: Needs, queries: Needs = (), ways: Ways = ()) -> np.ndar
             fill(functions, SPREAD_WAY.vectors, "spread_product", form, n, lambda _: SPREAD_WAY)
         elif n >= LONG and form in TRANSPOSABLE:
             fill_transposed(table[PRODUCT, form, REARRANGED], "transposed_product", form, n)
+            if PAIRS:
+                fill_transposed(table[PRODUCT, form, TURNED], "turned_product", form, n)
         else:
             fill_product(table[PRODUCT, form], form, n, dict(ways).get(form))
     for form, n in queries:

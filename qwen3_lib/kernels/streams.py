@@ -68,7 +68,7 @@ def output_streams(record, rank, layer):
     for i in items(len(wanted), crew):
         ready(h[i], d, head.form, packed[i], np.int64(0), d)
     wait(crew)
-    project(crew, head, h[:len(wanted)], packed[:len(wanted)], fields.logits(job), np.int64(0), job)
+    project(crew, head, h[:len(wanted)], packed[:len(wanted)], fields.logits(job), np.int64(0), job, np.int64(0))
     wait(crew)
 
 
@@ -96,7 +96,7 @@ def read_streams(crew, which, layer, half, job):
             rms_norm(streams[which[i], c * d:(c + 1) * d], norms[c], eps, h[i, c * d:(c + 1) * d])
         ready(h[i], n_streams * d, down.form, packed[i], np.int64(0), n_streams * d)
     wait(crew)
-    project(crew, down, h[:n], packed[:n], mixed, np.int64(0), job)
+    project(crew, down, h[:n], packed[:n], mixed, np.int64(0), job, np.int64(0))
     wait(crew)
     for i in items(n, crew):
         for j in range(up.columns):
@@ -106,7 +106,7 @@ def read_streams(crew, which, layer, half, job):
             writing[i, c] = np.float32(2) * sigmoid(mixed[i, up.columns + c] / count)
         ready(inner[i], up.columns, up.form, inner_packed[i], np.int64(0), up.columns)
     wait(crew)
-    project(crew, up, inner[:n], inner_packed[:n], mixed, np.int64(0), job)
+    project(crew, up, inner[:n], inner_packed[:n], mixed, np.int64(0), job, np.int64(0))
     wait(crew)
     for i in items(n, crew):
         out = h[i, :d]
@@ -148,8 +148,8 @@ def ngram_layer(crew, number, job):
         copy(found[t], h[t])
         ready_for_both(h[t], n, least, greatest, packed[t])
     wait(crew)
-    project(crew, w[NGRAM_KEY], h, packed, mixed, np.int64(0), job)
-    project(crew, w[NGRAM_VALUE], h, packed, mixed, value_start, job)
+    project(crew, w[NGRAM_KEY], h, packed, mixed, np.int64(0), job, np.int64(0))
+    project(crew, w[NGRAM_VALUE], h, packed, mixed, value_start, job, np.int64(0))
     wait(crew)
     for t in items(len(h), crew):
         value = mixed[t, value_start:value_start + d]

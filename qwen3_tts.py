@@ -426,8 +426,9 @@ class Voices(Media):
     def __init__(self, source: Source):
         super().__init__()
         self.source, about, self.models = source, source.language, dict[Engine, list[Model]]()
-        self.kind, self.names = source.about.get("tts_model_type"), given(about, "spk_id")
-        self.ids, self.dialects = given(about, "codec_language_id"), given(about, "spk_is_dialect")
+        self.kind, self.ids = source.about.get("tts_model_type"), given(about, "codec_language_id")
+        self.names, self.dialects = ({name.lower(): value for name, value in given(about, key).items()}
+                                     for key in ("spk_id", "spk_is_dialect"))
         self.languages = [name for name in self.ids if "dialect" not in name]
         file, self.about = source.path / "config.json", PREDICTOR | given(about, "code_predictor_config")
         self.config, size = replace(sizes_of(self.about, file), tie_word_embeddings=True), source.config.vocab_size

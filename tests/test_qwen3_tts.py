@@ -321,6 +321,17 @@ def test_voices_with_a_dialect(model):
     assert not np.array_equal(dialect, english) and len(other) == len(auto) - 1  # serena has no dialect
 
 
+def test_a_voice_in_capitals(tmp_path):
+    """As Qwen's script for fine-tuning writes the name that it gets."""
+    config = tts_config()
+    config["talker_config"] |= {"spk_id": {"Alice": 1070, "serena": 1071},
+                                "spk_is_dialect": {"Alice": "beijing_dialect"}}
+    model = qwen3.load_model(make_talking(tmp_path, config))
+    alice, same, other, plain = (speak(model, TEXT, seed=0, voice=name, language=language).samples for name, language in (
+        ("Alice", None), (None, "zh"), ("serena", None), ("alice", "en")))
+    assert np.array_equal(alice, same) and not np.array_equal(alice, other) and not np.array_equal(alice, plain)
+
+
 def test_languages_by_their_names_and_codes(model):
     voices = voices_of(model)
     assert [qwen3_tts.language_spoken(voices, name) for name in (None, "auto", "English", "en", "en-US", "zh_CN")] == [

@@ -327,7 +327,7 @@ def test_a_voice_in_capitals(tmp_path):
     config["talker_config"] |= {"spk_id": {"Alice": 1070, "serena": 1071},
                                 "spk_is_dialect": {"Alice": "beijing_dialect"}}
     model = qwen3.load_model(make_talking(tmp_path, config))
-    alice, same, other, plain = (speak(model, TEXT, seed=0, voice=name, language=language).samples for name, language in (
+    alice, same, other, plain = (speak(model, TEXT, seed=0, voice=name, language=code).samples for name, code in (
         ("Alice", None), (None, "zh"), ("serena", None), ("alice", "en")))
     assert np.array_equal(alice, same) and not np.array_equal(alice, other) and not np.array_equal(alice, plain)
 

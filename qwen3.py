@@ -48,6 +48,7 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -739,7 +740,9 @@ def together(arrays: Any, axis: int = 0) -> np.ndarray:
 
 def dense(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
     """A linear layer with bias: x [n, inputs] -> [n, outputs]. w: a tower's weights, by their names."""
-    return linear(x, w[f"{name}.weight"]) + w[f"{name}.bias"]
+    rows = linear(x, w[f"{name}.weight"])
+    rows += w[f"{name}.bias"]
+    return rows
 
 
 def layer_norm(x: np.ndarray, w: dict[str, Any], name: str, eps: float) -> np.ndarray:
@@ -1046,6 +1049,13 @@ def load_weights(source: Source) -> dict[str, Any]:
     return weights
 
 
+def at_once(work: Callable[[], Any]) -> Future[Any]:
+    """Does it here and now: raises what it raises."""
+    done = Future[Any]()
+    done.set_result(work())
+    return done
+
+
 @dataclass(frozen=True)
 class Engine:
     """The parts that a faster implementation replaces; sampling, generation and the command line exist once."""
@@ -1058,6 +1068,7 @@ class Engine:
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
     draws: Callable[..., list[np.ndarray]] = lambda *_: []  # of several passes in one call, see qwen3_tts.predict_codes
     guess: Callable[..., tuple[np.ndarray, int]] | None = None  # guesses tokens by an MTP head, see qwen3_5.py
+    beside: Callable[[Callable[[], Any]], Future[Any]] = at_once  # does what needs no layers, beside the next passes
     drafts: bool = False  # whether the head guesses by default: in this engine, no guess changes a bit of the answer
 
 

@@ -39,9 +39,11 @@ from __future__ import annotations
 import argparse
 import sys
 import wave
+from collections import deque
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
@@ -138,7 +140,9 @@ class Talk:
     def __init__(self, model: Model, x: np.ndarray, trailing: np.ndarray, limit: int, rng: np.random.Generator,
                  temperature: float | None = None):
         self.x, self.trailing, self.rng, self.codes = x, trailing, rng, list[np.ndarray]()
-        self.state = dict[str, Any]()  # the codec's
+        # The codec's; the frames that were given to it, and what it decodes.
+        self.state, self.n_decoded, self.decoding = dict[str, Any](), 0, deque[Future[np.ndarray]]()
+        self.beside = model.engine.beside
         self.finish_reason: str | None = None  # then "stop", or "length" after `limit` frames
         self.voices, room = voices_of(model), model.config.context_length - len(x)
         if room < 1:
@@ -216,25 +220,25 @@ def predict_codes(model: Model, states: np.ndarray, first: np.ndarray, talks: li
 # ---- Codec: from codes to samples ------------------------------------------------------------------------------------
 # Each function computes the next x [times, channels], and keeps in `state`, by its name, what it needs of the past.
 
-IN_CACHE = 1 << 18  # numbers that lie side by side for one product
-MOST_FRAMES = 8     # that are decoded at once: weights are read once for all of them
+MOST_FRAMES = 8   # that are decoded at once: weights are read once for all of them
+MOST_TIMES = 512  # that a block of the decoder computes at once: they stay in the CPU's second cache
 
-def convolved(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, Any], dilation: int = 1) -> np.ndarray:
-    """Each time sees itself and kernel - 1 earlier ones, `dilation` apart: x [n, inputs] -> [n, outputs].
 
-    A product for IN_CACHE numbers side by side; 0 before the beginning.
+def convolved(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, Any], dilation: int = 1,
+              stride: int = 1) -> np.ndarray:
+    """Each time sees itself and some earlier ones, `dilation` apart, or zeros: x [n, inputs] -> [n * stride, outputs].
+
+    All that it sees lies side by side, so this is one product. A transposed convolution gives `stride` times for each.
     """
-    n, kernel = len(x), w[f"{name}.weight"].shape[1] // x.shape[1]  # weight: [outputs, kernel * inputs]
-    most, past = max(1, IN_CACHE // w[f"{name}.weight"].shape[1]), (kernel - 1) * dilation
-    x = remembered(x, past, state, name)
-    return np.concatenate([dense(side_by_side(x[i:min(i + most, n) + past], kernel, dilation), w, name)
-                           for i in range(0, n, most)])
+    kernel = w[f"{name}.weight"].shape[1] // x.shape[1]  # weight: [stride * outputs, kernel * inputs]
+    seen = side_by_side(remembered(x, (kernel - 1) * dilation, state, name), kernel, dilation)
+    return dense(seen, w, name).reshape(len(x) * stride, -1)
 
 
 def side_by_side(x: np.ndarray, kernel: int, dilation: int) -> np.ndarray:
     """x [n + (kernel - 1) * dilation, inputs] -> what each of n times sees, [n, kernel * inputs] (im2col)."""
     n = len(x) - (kernel - 1) * dilation
-    return np.concatenate([x[i * dilation:i * dilation + n] for i in range(kernel)], axis=1)
+    return together([x[i * dilation:i * dilation + n] for i in range(kernel)], axis=1)
 
 
 def remembered(x: np.ndarray, n: int, state: dict[str, Any], name: str) -> np.ndarray:
@@ -245,28 +249,14 @@ def remembered(x: np.ndarray, n: int, state: dict[str, Any], name: str) -> np.nd
     return x
 
 
-def transposed_convolution(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, Any],
-                           stride: int) -> np.ndarray:
-    """Each time adds kernel rows to the output, of which the first `stride` are its own: [n, inputs] -> [n * stride,
-    outputs]."""
-    weight, bias = w[f"{name}.weight"], w[f"{name}.bias"]  # [kernel * outputs, inputs]
-    rows = linear(x, weight).reshape(len(x), -1, len(bias))  # [n, kernel, outputs]
-    kernel, n = rows.shape[1], len(x) * stride
-    out = np.zeros((n + kernel - stride, len(bias)), x.dtype)
-    if name in state:
-        out[:kernel - stride] = state[name]
-    for i in range(0, kernel, stride):
-        out[i:i + n] += rows[:, i:i + stride].reshape(n, -1)
-    state[name] = out[n:]
-    return out[:n] + bias
-
-
 def snake(x: np.ndarray, w: dict[str, Any], name: str) -> np.ndarray:
     """x + sin²(alpha x) / beta, x [n, channels]: a periodic switch (Ziyin et al. 2020; the two factors of BigVGAN)."""
-    sines = np.sin(x * w[f"{name}.alpha"])
+    sines = x * w[f"{name}.alpha"]
+    np.sin(sines, out=sines)
     sines *= sines
     sines *= w[f"{name}.beta"]  # its inverse: see read_codec
-    return x + sines
+    sines += x
+    return sines
 
 
 def codec_layer(x: np.ndarray, w: dict[str, Any], name: str, config: Config, window: int, state: dict[str, Any],
@@ -289,7 +279,7 @@ def codec_layer(x: np.ndarray, w: dict[str, Any], name: str, config: Config, win
 
 def upsampled(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, Any], stride: int) -> np.ndarray:
     """`stride` times as many times, then a ConvNeXt block (Liu et al. 2022): x [n, d] -> [n * stride, d]."""
-    x = transposed_convolution(x, w, f"{name}.0.conv", state, stride)
+    x = convolved(x, w, f"{name}.0.conv", state, 1, stride)
     weight = w[f"{name}.1.dwconv.conv.weight"]  # [kernel, d]: each channel by itself
     h = remembered(x, len(weight) - 1, state, f"{name}.1")
     h = sum(h[i:i + len(x)] * each for i, each in enumerate(weight)) + w[f"{name}.1.dwconv.conv.bias"]
@@ -299,10 +289,10 @@ def upsampled(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, Any]
 
 def decoder_block(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, Any], stride: int) -> np.ndarray:
     """`stride` times as many times, half of the channels, then three residual units: [n, c] -> [n * stride, c / 2]."""
-    x = transposed_convolution(snake(x, w, f"{name}.0"), w, f"{name}.1.conv", state, stride)
+    x = convolved(snake(x, w, f"{name}.0"), w, f"{name}.1.conv", state, 1, stride)
     for i, dilation in enumerate((1, 3, 9), 2):
         h = convolved(snake(x, w, f"{name}.{i}.act1"), w, f"{name}.{i}.conv1.conv", state, dilation)
-        x = x + convolved(snake(h, w, f"{name}.{i}.act2"), w, f"{name}.{i}.conv2.conv", state)
+        x = x + dense(snake(h, w, f"{name}.{i}.act2"), w, f"{name}.{i}.conv2.conv")
     return x
 
 
@@ -344,12 +334,16 @@ def block_size(n: int) -> int:
 
 
 def heard(codec: Codec, talk: Talk) -> np.ndarray:
-    """The samples of the frames that a talk has drawn since the last time; none until they are a block, or the end."""
-    n = talk.state.get("frames", 0)
-    codes = np.array(talk.codes[n:])
-    if not len(codes) or len(codes) < block_size(n) and talk.finish_reason is None:
-        return np.empty(0, np.float32)
-    return decode(codec, codes, talk.state)
+    """The samples that are ready, all of them at a talk's end. Frames are decoded once they are a block, or the last
+    ones; all but the first one beside the next frames, if the engine can; at most one block waits for another."""
+    codes, ends = np.array(talk.codes[talk.n_decoded:]), talk.finish_reason is not None
+    if len(codes) and (ends or len(codes) >= block_size(talk.n_decoded)):
+        talk.n_decoded += len(codes)
+        talk.decoding.append(talk.beside(partial(decode, codec, codes, talk.state)))
+    found = [np.empty(0, np.float32)]
+    while talk.decoding and (ends or talk.n_decoded == 1 or len(talk.decoding) > 1 or talk.decoding[0].done()):
+        found.append(talk.decoding.popleft().result())
+    return np.concatenate(found)
 
 
 def decode_block(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.ndarray:
@@ -367,8 +361,11 @@ def decode_block(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.n
         x = upsampled(x, w, f"upsample.{i}", state, stride)
     x, i = convolved(x, w, "decoder.0.conv", state), 0
     for i, stride in enumerate(about["upsample_rates"], 1):
-        x = decoder_block(x, w, f"decoder.{i}.block", state, stride)
-    x = convolved(snake(x, w, f"decoder.{i + 1}"), w, f"decoder.{i + 2}.conv", state)
+        some = max(1, MOST_TIMES // stride)
+        x = np.concatenate([decoder_block(x[j:j + some], w, f"decoder.{i}.block", state, stride)
+                            for j in range(0, len(x), some)])
+    x = np.concatenate([convolved(snake(x[j:j + MOST_TIMES], w, f"decoder.{i + 1}"), w, f"decoder.{i + 2}.conv", state)
+                        for j in range(0, len(x), MOST_TIMES)])
     return np.clip(x[:, 0], -1, 1)
 
 
@@ -383,14 +380,16 @@ def read_codec(folder: Path) -> Codec:
                for name, tensor in map_safetensors(folder / "model.safetensors").items() if name.startswith("decoder.")}
     books = list[str]()
     try:
+        strides = {f"upsample.{i}.0.conv": stride for i, stride in enumerate(about["upsampling_ratios"])} | {
+            f"decoder.{i}.block.1.conv": stride for i, stride in enumerate(about["upsample_rates"], 1)}
         for name, tensor in tensors.items():
-            if name.endswith((".alpha", ".beta")):
-                tensor = np.exp(tensor) if name.endswith(".alpha") else 1 / (np.exp(tensor) + np.float32(1e-9))
-            elif tensor.ndim == 3 and tensor.shape[1] == 1 and "dwconv" in name:
-                tensor = tensor[:, 0].T  # [kernel, d]
-            elif tensor.ndim == 3 and (".0.conv" in name and name[0] == "u" or ".block.1.conv" in name):  # transposed
-                tensor = tensor.transpose(2, 1, 0).reshape(-1, len(tensor))  # [kernel * outputs, inputs]
-            w[name] = np.ascontiguousarray(as_matrix(tensor))
+            layer, _, part = name.rpartition(".")
+            if part in ("alpha", "beta"):
+                tensor = np.exp(tensor) if part == "alpha" else 1 / (np.exp(tensor) + np.float32(1e-9))
+            elif layer in strides:
+                tensor = np.tile(tensor, strides[layer]) if part == "bias" else by_stride(tensor, strides[layer])
+            tensor = tensor[:, 0].T if tensor.ndim == 3 and "dwconv" in name else as_matrix(tensor)  # [kernel, d]
+            w[name] = np.asfortranarray(tensor)  # so a product with the transposed takes 4 % less time
         for part in ("rvq_first", "rvq_rest"):
             w[part], start = w[f"quantizer.{part}.output_proj.weight"], f"quantizer.{part}.vq.layers."
             n = sum(name.startswith(start) and name.endswith("embedding_sum") for name in w)
@@ -408,6 +407,14 @@ def read_codec(folder: Path) -> Codec:
 def as_matrix(tensor: np.ndarray) -> np.ndarray:
     """A convolution's weight [outputs, inputs, kernel] -> [outputs, kernel * inputs]; others stay as they are."""
     return tensor.transpose(0, 2, 1).reshape(len(tensor), -1) if tensor.ndim == 3 else tensor
+
+
+def by_stride(tensor: np.ndarray, stride: int) -> np.ndarray:
+    """A transposed convolution's weight [inputs, outputs, kernel] -> [stride * outputs, kernel / stride * inputs]: each
+    time gives `stride` of the output, to which the times before add, whose kernels go on there."""
+    inputs, outputs, kernel = tensor.shape
+    times = tensor.reshape(inputs, outputs, kernel // stride, stride)[:, :, ::-1]  # the earliest first
+    return times.transpose(3, 1, 2, 0).reshape(stride * outputs, -1)
 
 
 # ---- Voices: all that a talker lacks ---------------------------------------------------------------------------------

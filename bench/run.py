@@ -92,8 +92,10 @@ def main() -> None:
         for name, work in WORKS.items():
             print(f"{name:8} {work.about} (needs {work.needs}; {work.takes})")
         return
-    # The processes to come have so many threads.
+    # The processes to come have so many threads, and the kernels of BLAS that NumPy itself chooses for this CPU: a
+    # variable that chooses others may halve the speed of its products, and users don't have it.
     os.environ["OPENBLAS_NUM_THREADS"] = os.environ["OMP_NUM_THREADS"] = str(args.threads)
+    os.environ.pop("OPENBLAS_CORETYPE", None)
     os.environ |= AVX2 if os.environ.get("QWEN3_INT8_PATH") == "avx2" else {}
     rounds = args.rounds
     for name, work in works.items():

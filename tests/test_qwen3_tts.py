@@ -1,10 +1,15 @@
 """Text to speech: prompts, frames, the codec beside an oracle, seeds and limits, texts in parts, bad input."""
 import json
 import shutil
+import signal
+import threading
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+from threadpoolctl import ThreadpoolController
 
 import qwen3
 import qwen3_batch
@@ -15,13 +20,16 @@ from configs import ROOT, TTS_SIZES, VOICES, codec_config, tts_config
 from hearing import voice
 from helpers import assert_one_line, counting, edit_json, message_of, run_main, with_engine, with_tensors
 from qwen3_lib.app import cli
+from qwen3_lib.generation.choir import Singer, sing
 from qwen3_lib.generation.sentences import LONGEST_TEXT, sentences, spoken_parts
+from qwen3_lib.io.cores import alone
 from qwen3_lib.io.packed import save_quantized
 from qwen3_lib.io.sounds import open_sound
 from oracle import norm, oracle
 from qwen3 import Sampling
 from qwen3_tts import Talk, decode, heard, next_frames, pass_of, speak, talker_prompt, voices_of
 from talking import make_talking
+from tokenizer_utils import InputError
 from tts_oracle import codec_oracle
 
 TEXT = "Good morning, how are you?"
@@ -70,15 +78,93 @@ def test_a_sound_as_it_comes_and_at_once(model, cuts, exact):
     assert np.array_equal(found, whole) if exact else np.abs(found - whole).max() < 1e-5 * whole.std()
 
 
-def test_a_talk_is_heard_in_blocks(model):
+@pytest.mark.parametrize("engine", ENGINES)
+def test_a_talk_is_heard_in_blocks(path, engine):
     """Few frames at first, so that the sound begins soon; the rest at the end; the same bits as its codes at once."""
+    model = qwen3.load_model(path, ENGINES[engine])
     talk, pieces = Talk(model, *talker_prompt(model, TEXT, "serena"), 16, np.random.default_rng(14), None), []
+    codec = voices_of(model).codec
     while talk.finish_reason is None:
         next_frames(model, [talk])
-        pieces.append(heard(voices_of(model).codec, talk))
-    samples = voices_of(model).codec.samples
-    assert [len(piece) // samples for piece in pieces if len(piece)] == [1, 1, 1, 1, 2, 2, 3, 3, 2]
-    assert np.array_equal(np.concatenate(pieces), decode(voices_of(model).codec, np.array(talk.codes), {}))
+        pieces.append(heard(codec, talk))
+    if engine == "NumPy":  # it decodes nothing beside the next frames
+        assert [len(piece) // codec.samples for piece in pieces if len(piece)] == [1, 1, 1, 1, 2, 2, 3, 3, 2]
+    assert np.array_equal(np.concatenate(pieces), alone(partial(decode, codec, np.array(talk.codes), {})))
+
+
+@pytest.fixture
+def fast(path):
+    """With two threads, whatever this machine has."""
+    return qwen3_numba.load_model(path, threads=2)
+
+
+def test_the_codec_works_beside_the_next_frames(fast, monkeypatch):
+    """In another thread, in which BLAS has one, while later frames are drawn; only the first sound is waited for."""
+    blas, drawn, seen, real = ThreadpoolController().select(user_api="blas"), threading.Event(), [], qwen3_tts.decode
+
+    def slow(*given):
+        seen.append((threading.current_thread() is threading.main_thread(), not given[2] or drawn.wait(20),
+                     [library.num_threads for library in blas.lib_controllers]))
+        return real(*given)
+
+    before, expected = [library.num_threads for library in blas.lib_controllers], speak(fast, TEXT, seed=1).samples
+    monkeypatch.setattr(qwen3_tts, "decode", slow)
+    monkeypatch.setattr(qwen3_tts, "next_frames", lambda model, talks: (
+        next_frames(model, talks), drawn.set() if len(talks[0].codes) >= 3 else None))
+    assert np.array_equal(speak(fast, TEXT, seed=1).samples, expected)
+    assert all(each == (False, True, [1] * len(before)) for each in seen) and len(seen) > 3
+    assert [library.num_threads for library in blas.lib_controllers] == before
+
+
+def test_one_thread_is_one_thread(path, monkeypatch):
+    threads, real = [], qwen3_tts.decode
+    monkeypatch.setattr(qwen3_tts, "decode", lambda *given: threads.append(threading.current_thread()) or real(*given))
+    one = speak(qwen3_numba.load_model(path, threads=1), TEXT, seed=1).samples
+    assert {*threads} == {threading.main_thread()}
+    assert np.array_equal(speak(qwen3_numba.load_model(path, threads=2), TEXT, seed=1).samples, one)
+    assert len({*threads}) == 2
+
+
+def test_ctrl_c_while_the_codec_works(fast, monkeypatch):
+    """What it decodes then is lost; the next speech is as ever."""
+    expected = speak(fast, TEXT, seed=1).samples
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(qwen3_tts, "next_frames", lambda model, talks: (
+            next_frames(model, talks), signal.raise_signal(signal.SIGINT) if len(talks[0].codes) == 3 else None))
+        [*speak(fast, TEXT, seed=1)]
+    assert np.array_equal(speak(fast, TEXT, seed=1).samples, expected)
+
+
+def broken(speech):
+    """The speech, with a codec whose samples are no numbers."""
+    w = speech.codec.weights
+    speech.codec = replace(speech.codec, weights=w | {"decoder.0.conv.bias": w["decoder.0.conv.bias"] * np.nan})
+    return speech
+
+
+def test_a_codec_that_fails(fast):
+    """The one who iterates learns of it, after the samples before."""
+    speech = speak(fast, TEXT, seed=1)
+    assert len(next(speech))
+    assert "no finite numbers" in message_of(lambda: broken(speech).samples)
+
+
+def test_speeches_together(fast):
+    """The same bits as alone, also beside one whose codec fails."""
+    texts = [["Yes. ", "No."], [TEXT], ["one two three four five"]]
+    singers = [Singer(speak(fast, text, seed=i)) for i, text in enumerate(texts)]
+    broken(singers[1].speech)
+    pieces, ends, going = {singer: [] for singer in singers}, {}, singers
+    while going:
+        for singer, outcome in zip(going, sing(going)):
+            if isinstance(outcome, np.ndarray):
+                pieces[singer].append(outcome)
+            else:
+                ends[singer] = outcome
+        going = [singer for singer in singers if singer not in ends]
+    assert isinstance(ends[singers[1]], InputError) and ends[singers[0]] is ends[singers[2]] is None
+    for i in (0, 2):
+        assert np.array_equal(np.concatenate(pieces[singers[i]]), speak(fast, texts[i], seed=i).samples)
 
 
 def test_a_frame_changes_no_earlier_sample(model):

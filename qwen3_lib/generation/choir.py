@@ -45,7 +45,10 @@ def sing(singers: list[Singer]) -> list[Outcome]:
         except InputError as error:  # weights that aren't finite
             return [error] * len(singers)
         for singer, talk in going:
-            outcomes[singer] = heard(singer.speech.codec, talk)
+            try:
+                outcomes[singer] = heard(singer.speech.codec, talk)
+            except InputError as error:
+                outcomes[singer] = error
             singer.n_frames += talk.finish_reason != "stop"  # the end is drawn in place of a frame
     return [outcomes[singer] for singer in singers]
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -92,3 +92,23 @@ def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any
     libraries, cpus, turn = blas()
     with turn, libraries.limit(limits=1), ThreadPoolExecutor(cpus) as pool:
         yield from pool.map(work, items)
+
+
+@functools.cache
+def background() -> ThreadPoolExecutor:
+    """One thread, which is started when there is work, and sleeps in between."""
+    return ThreadPoolExecutor(1, "qwen3-background")
+
+
+if hasattr(os, "register_at_fork"):  # threads don't survive a fork
+    os.register_at_fork(after_in_child=background.cache_clear)
+
+
+def in_background(work: Callable[[], Any]) -> Future[Any]:
+    """work() in the thread of this process for such work, one after the other."""
+    return background().submit(work)
+
+
+def alone(work: Callable[[], Any]) -> Any:
+    """work() with one thread of BLAS; all who call it take turns."""
+    return next(in_turns(lambda _: work(), [None]))

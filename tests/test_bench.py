@@ -2,6 +2,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from inspect import signature
 from types import SimpleNamespace
 
@@ -12,6 +13,7 @@ from make_random_model import make_random_model
 from test_qwen3_moe import MOE
 
 sys.path.insert(0, str(ROOT / "bench"))
+import run as bench_run  # noqa: E402
 from run import WORKS  # noqa: E402
 
 
@@ -48,6 +50,18 @@ def test_a_start_is_measured_with_the_peers_of_the_other_measurements(monkeypatc
     monkeypatch.setattr(speed.subprocess, "run", lambda *_, env, **more: found.append(env["PYTHONPATH"]))
     speed.start_up(SimpleNamespace(args=SimpleNamespace(threads=1, rounds=0), path=tmp_path, values={}), ["bf16"], [])
     assert found == [os.pathsep.join([str(ROOT / "bench"), str(tmp_path)])] * 2
+
+
+@pytest.mark.parametrize("path, expected", [("vnni", None), ("avx2", "Haswell")])
+def test_numpy_chooses_its_kernels_itself(monkeypatch, tmp_path, path, expected):
+    """Whatever the environment says, unless all engines are held to AVX2."""
+    found, given = list[str | None](), SimpleNamespace(list=False, threads=2, rounds=1, out=tmp_path, model=None)
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"OPENBLAS_CORETYPE": "Prescott", "QWEN3_INT8_PATH": path})
+    monkeypatch.setattr(bench_run, "Bench", lambda args: SimpleNamespace(stack=nullcontext()))
+    monkeypatch.setattr(bench_run, "parsed", lambda: (given, {
+        "talk": lambda bench: found.append(os.environ.get("OPENBLAS_CORETYPE"))}))
+    bench_run.main()
+    assert found == [expected]
 
 
 @pytest.mark.bench

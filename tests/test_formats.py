@@ -18,7 +18,7 @@ from published import WHOLE_GROUPS as CONFIG
 from qwen3 import Tensor, to_float32
 from qwen3_lib.generation.prompt_store import fingerprint
 from qwen3_lib.io.formats import FP8, bitsandbytes, check_settings
-from qwen3_lib.io.tensors import Blocks, PackedTensor, both_ends, rows_of, to_bfloat16
+from qwen3_lib.io.tensors import Blocks, PackedTensor, below, both_ends, rows_of, to_bfloat16
 from qwen3_lib.kernels.layout import INT8, Q4_0, Q4_1, Q4_K, Q5_1, Q8_1, ROUNDED, WEIGHT
 from qwen3_lib.kernels.packing import Packer
 from test_qwen3_moe import MOE
@@ -215,6 +215,27 @@ def test_the_ends_of_a_packed_matrix():
     expected = values.ravel()[:1024].tobytes() + values.ravel()[-1024:].tobytes()
     for tensor in Tensor("F32", values, None), PackedTensor("F32", values.shape, blocks, None, 4):
         assert both_ends(tensor) == expected
+
+
+@pytest.mark.parametrize("n", [64, 40])
+@pytest.mark.parametrize("minima", [(True, True), (False, False), (True, False)], ids=str)
+@pytest.mark.parametrize("sizes", [(32, 32), (32, 64), (0, 32)], ids=str)
+def test_two_packed_matrices_in_one(sizes, minima, n):
+    """Packed where they are alike; its rows are always those of both."""
+    def matrix(rows, size, with_minima):
+        numbers, scales = rng.integers(0, 16, (rows, 128)).astype(np.int16), rng.random((2, rows, 128 // (size or 128)))
+        scale, minimum = scales.astype(np.float32)
+        whole = Blocks(numbers, scale, minimum if with_minima else None) if size else Blocks(numbers.astype(np.float32))
+        return PackedTensor("F32", (rows, 128), lambda start, stop: Blocks._make(
+            each if each is None else each[start:stop] for each in whole), mmap.mmap(-1, 4096), 4, size)
+
+    rng = np.random.default_rng(0)
+    both = [matrix(*each) for each in zip((n, 70), sizes, minima)]
+    found = below(*both)
+    assert found.shape == (n + 70, 128) and (found.group > 0) == (n == 64 and sizes == (32, 32) and len({*minima}) == 1)
+    assert np.array_equal(found.read(), np.concatenate([each.read() for each in both]))
+    assert all(np.array_equal(rows_of(found, i, min(i + 32, n + 70)), found.read()[i:i + 32])
+               for i in range(0, n + 70, 32))
 
 
 def test_a_packed_matrix_with_very_wide_rows():

@@ -22,6 +22,7 @@ from qwen3_lib.io.models import open_model
 from qwen3_lib.io.pictures import picture_of
 from qwen3_lib.io.schemes import mlx_schemes
 from qwen3_lib.io.tensors import PackedTensor
+from qwen3_lib.kernels.layout import is_packed
 from test_qwen3_moe import MOE
 from test_qwen3_numba import distance
 
@@ -151,6 +152,8 @@ def test_text_models(name, bits, tmp_path):
         if key in weights.matrices:
             values = qwen3.to_float32(expected.tensors[key])
             assert np.array_equal(fast.matrix_rows(weights.matrices[key], range(len(values))), values), key
+            joined = key.endswith(("input_mix_weight_down.weight", "v_proj.weight"))  # each above another matrix
+            assert is_packed(weights.matrices[key][0].form) or not joined, key
 
 
 def test_groups_of_single_modules(tmp_path):

@@ -77,15 +77,30 @@ class PackedTensor(NamedTuple):
 AnyTensor = Tensor | PackedTensor
 
 
-def below(first: AnyTensor, second: AnyTensor) -> PackedTensor:
-    """A matrix of the rows of two, one after the other."""
-    n = first.shape[0]
+def alike(first: AnyTensor, second: AnyTensor) -> bool:
+    """Whether two packed matrices may be one, the second one below the first: bits, groups and minima are the same."""
+    return isinstance(first, PackedTensor) and isinstance(second, PackedTensor) and first.group > 0 \
+        and first.shape[0] % ROWS_AT_ONCE == 0 and first[4:7] == second[4:7] \
+        and (first.blocks(0, 1).minima is None) == (second.blocks(0, 1).minima is None)
+
+
+def below(first: Any, second: Any) -> PackedTensor:
+    """A matrix of the rows of two, one after the other: packed as they are, if they are alike."""
+    n, packed = first.shape[0], alike(first, second)
 
     def blocks(start: int, stop: int) -> Blocks:
         halves = (first, start, min(stop, n)), (second, max(start - n, 0), stop - n)
-        return Blocks(np.concatenate([rows_of(*half) for half in halves if half[1] < half[2]]))
+        return joined([tensor.blocks(*rows) if packed else Blocks(rows_of(tensor, *rows))
+                       for tensor, *rows in halves if rows[0] < rows[1]])
 
-    return PackedTensor("F32", (n + second.shape[0], first.shape[1]), blocks, first.mapping, 32)
+    return PackedTensor("F32", (n + second.shape[0], first.shape[1]), blocks, first.mapping,
+                        *(first[4:7] if packed else [32]))
+
+
+def joined(parts: list[Blocks]) -> Blocks:
+    """The rows of all parts, one after the other."""
+    return Blocks._make(each[0] if each[0] is None else np.concatenate(each, axis)
+                        for each, axis in zip(zip(*parts), (0, 0, 0, 1)))
 
 
 def map_file(file: Path) -> mmap.mmap:
@@ -117,11 +132,9 @@ def taken(tensor: AnyTensor, places: np.ndarray) -> AnyTensor:
         for run in np.split(some, np.flatnonzero(np.diff(some) != 1) + 1):
             first = int(run[0]) // ROWS_AT_ONCE * ROWS_AT_ONCE
             found, rows = blocks(first, int(run[-1]) + 1), run - first
-            parts.append([each if each is None else each[:, rows] if each is found.factors else each[rows]
-                          for each in found])
-        joined: Any = (each[0] if each[0] is None else np.concatenate(each, axis)
-                       for each, axis in zip(zip(*parts), (0, 0, 0, 1)))
-        return Blocks(*joined)
+            parts.append(Blocks._make(each if each is None else each[:, rows] if each is found.factors else each[rows]
+                                      for each in found))
+        return joined(parts)
 
     return tensor._replace(shape=(len(places), tensor.shape[1]), blocks=in_runs)
 

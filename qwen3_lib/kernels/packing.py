@@ -40,7 +40,7 @@ def packed_form(name: str, quantize: str) -> int:
 
 def forms_of(name: str, tensor: AnyTensor, quantize: str | None) -> tuple[int, ...]:
     """The formats of a matrix that may hold the very numbers of a packed one, and last its format if none does."""
-    if quantize is not None or name.endswith(".mlp.gate.weight"):
+    if quantize is not None or name.endswith(UNPACKED if isinstance(tensor, PackedTensor) else UNPACKED[0]):
         form = packed_form(name, quantize or "int8")
         return form, form
     if not isinstance(tensor, PackedTensor):

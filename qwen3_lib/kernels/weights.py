@@ -18,7 +18,7 @@ from qwen3 import Config, Source, Tensor, to_float32
 from qwen3_5 import MTP_NORMS, mtp_config
 from qwen3_lib.io.disk import available_memory
 from qwen3_lib.io.packed import checked_saved
-from qwen3_lib.io.tensors import BY_ROWS, AnyTensor
+from qwen3_lib.io.tensors import BY_ROWS, AnyTensor, alike, below
 from qwen3_lib.kernels.disk import Files, no_slots, with_slots
 from qwen3_lib.kernels.hybrid import Vocabulary
 from qwen3_lib.kernels.kind import Kind, kind_for
@@ -342,8 +342,10 @@ def join_matrices(kind: Kind, tensors: Mapping[str, Any], join: Callable[[Any, A
     return out
 
 
-def stacked(first: AnyTensor, second: AnyTensor) -> Tensor:
+def stacked(first: AnyTensor, second: AnyTensor) -> AnyTensor:
     """One matrix below the other."""
+    if alike(first, second):
+        return below(first, second)
     if isinstance(first, Tensor) and isinstance(second, Tensor) and first.dtype == second.dtype:
         return Tensor(first.dtype, np.concatenate([first.data, second.data]), first.mapping)
     return Tensor("F32", np.concatenate([to_float32(first), to_float32(second)]), first.mapping)

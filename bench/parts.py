@@ -1,12 +1,12 @@
 """The work `parts` of run.py: where a prompt and a token spend their time, by part, beside what this CPU could do.
 
 Random weights in the shape of a few layers of Qwen3-0.6B; one thread, and its CPU time, so that other programs count
-little. No clock runs inside the kernels: a part's time is how much less a pass takes without the part, whose function
-is replaced by one that does nothing. All passes of a round take turns; the fastest of the rounds counts. The limits:
-products of bf16 weights beside NumPy's sgemm, with activations of bf16 beside a loop of the CPU's instruction for bf16
-and nothing else; those of packed weights beside such a loop for bytes; the memory's bandwidth. Of a token, the barriers
-are shown, too: how much longer it takes on all threads than on one, by the clock, if nothing is multiplied; that needs
-a quiet machine.
+little. Hidden states are asked for, so the last layer computes all tokens. No clock runs inside the kernels: a part's
+time is how much less a pass takes without the part, whose function is replaced by one that does nothing. All passes of
+a round take turns; the fastest of the rounds counts. The limits: products of bf16 weights beside NumPy's sgemm, with
+activations of bf16 beside a loop of the CPU's instruction for bf16 and nothing else; those of packed weights beside
+such a loop for bytes; the memory's bandwidth. Of a token, the barriers are shown, too: how much longer it takes on all
+threads than on one, by the clock, if nothing is multiplied; that needs a quiet machine.
 Last come the instructions and cycles of 32 weights in loops of one vector on other CPUs, and in peers': see loops.py.
 """
 import ctypes
@@ -22,6 +22,7 @@ from threadpoolctl import threadpool_limits
 
 import harness
 import loops
+import qwen3
 import qwen3_numba
 from qwen3_lib.kernels import objects, vectors
 from qwen3_lib.kernels.build import kernel_at, linker, make_kernels, symbol
@@ -172,8 +173,8 @@ def parts(bench: harness.Bench, formats: Sequence[str] = ("bf16", "bf16-rounded"
             tokens.append([f"{form}, after {context}", *cells, f"{1e6 * found['all']:.0f}",
                            f"{1e6 * barriers(work, passes_of(team, context), nothing):.0f}"])
             continue
-        found = measured(lambda: qwen3_numba.forward(model, np.arange(n), model.engine.new_cache(model.config)),
-                         bench.args.rounds, steps, nothing)
+        found = measured(lambda: qwen3.compute(model, [qwen3.NextTokens(
+            model.engine.new_cache(model.config), np.arange(n))], states=True), bench.args.rounds, steps, nothing)
         ms = {name: 1e3 * seconds / model.config.num_hidden_layers for name, seconds in found.items()}
         weights = sum(a * b for a, b in model.weights.layers.matrices[0][["rows", "columns"]].tolist())
         speed = 2 * weights * n / (ms["products"] + ms["scaling"]) / 1e6

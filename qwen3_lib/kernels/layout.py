@@ -46,7 +46,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from qwen3_lib.kernels.cpu import PATH
+from qwen3_lib.kernels.cpu import PAIRS, PATH
 
 
 class Format(NamedTuple):
@@ -133,7 +133,8 @@ VECTORS = 8  # at most so many vectors are multiplied with a row together
 PROMPT = 64  # so many vectors are multiplied with 32 rows of gate and up at a time: all of it stays in the second cache
 TRANSPOSED = 32  # so many queries of one KV head pay for transposing its keys: see attention.py
 STRIP = 192  # rows that are multiplied with all vectors before the next ones: they stay in cache
-SPREAD = 2**17  # numbers of bf16 that are transposed at a time, or 32 rows: half of a second cache of 512 KB
+# Numbers of bf16 that are transposed at a time, or 32 rows: half of a second cache of 512 KB; with AVX512_BF16 of 1 MB.
+SPREAD = 2**18 if PAIRS else 2**17
 WHOLE, DEPTH = 1024, 768  # so many columns at a time, or in parts of so many: they stay in the first cache
 PASS = 2048  # tokens times layers that are computed in one go; after it, Ctrl-C is heard, and all threads meet
 BLOCK = 256  # positions whose attention is computed together, counted from the first token of the sequence

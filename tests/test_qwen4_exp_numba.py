@@ -78,7 +78,7 @@ def test_an_interruption_changes_nothing(tmp_path, monkeypatch):
         if record[0].first == 1:  # before the third layer
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(fast, "PASS", 256)
+    monkeypatch.setattr("qwen3_lib.kernels.passes.PASS", 256)
     monkeypatch.setattr(type(model.weights.team), "run", interrupted)
     with pytest.raises(KeyboardInterrupt):
         qwen3.forward(model, ids[22:], cache)

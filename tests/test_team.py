@@ -40,7 +40,7 @@ def test_callers_from_several_threads_take_turns(delay, monkeypatch):
         time.sleep(delay * rank)
         kernel(record, rank)
 
-    monkeypatch.setattr(fast, "kernel", lambda *steps: late)
+    monkeypatch.setattr("qwen3_lib.kernels.passes.kernel", lambda *steps: late)
     assert at_once(model, prompts) == expected
 
 
@@ -78,7 +78,7 @@ def test_a_long_prefill_can_be_interrupted(moment, tmp_path, monkeypatch):
         ended.append(rank)
 
     with monkeypatch.context() as patch:
-        patch.setattr(fast, "kernel", lambda *steps: interrupted_kernel)
+        patch.setattr("qwen3_lib.kernels.passes.kernel", lambda *steps: interrupted_kernel)
         with pytest.raises(KeyboardInterrupt):
             fast.forward(model, ids, cache)
     assert len(passes) == 2 and ended.count(1) == 2
@@ -200,7 +200,7 @@ def test_one_thread_of_a_real_kernel_fails(monkeypatch):
     model, kernel = fast.load_model(ROOT / "demo", threads=3), build.kernel(*DENSE_STEPS)
     failing = build.kernel_at(ctypes.cast(FAILS, ctypes.c_void_p).value)
     with monkeypatch.context() as patch:
-        patch.setattr(fast, "kernel", lambda *steps: lambda record, rank: (
+        patch.setattr("qwen3_lib.kernels.passes.kernel", lambda *steps: lambda record, rank: (
             failing if rank == 1 else kernel)(record, rank))
         with pytest.raises(RuntimeError, match="status 5"):
             in_time(lambda: fast.forward(model, [1, 2], fast.KVCache(model.config)))

@@ -1049,7 +1049,7 @@ def load_weights(source: Source) -> dict[str, Any]:
     return weights
 
 
-def at_once(work: Callable[[], Any]) -> Future[Any]:
+def at_once(work: Callable[[], Any], waits: bool = False) -> Future[Any]:
     """Does it here and now: raises what it raises."""
     done = Future[Any]()
     done.set_result(work())
@@ -1068,7 +1068,8 @@ class Engine:
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
     draws: Callable[..., list[np.ndarray]] = lambda *_: []  # of several passes in one call, see qwen3_tts.predict_codes
     guess: Callable[..., tuple[np.ndarray, int]] | None = None  # guesses tokens by an MTP head, see qwen3_5.py
-    beside: Callable[[Callable[[], Any]], Future[Any]] = at_once  # does what needs no layers, beside the next passes
+    # Does what needs no layers, beside the next passes; with all threads if somebody `waits`.
+    beside: Callable[[Callable[[], Any], bool], Future[Any]] = at_once
     drafts: bool = False  # whether the head guesses by default: in this engine, no guess changes a bit of the answer
 
 

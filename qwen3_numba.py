@@ -56,7 +56,7 @@ import numpy as np
 from qwen3 import (BUNDLED, Config, Engine, InputError, Model, Pass, Sampling, Sequence, Source, Tensor, Tokenizer,
                    __version__, at_once, chat, checked_whole, default_sampling, embed_tokens, forward, generate,
                    rms_norm, rope_tables, to_float32)
-from qwen3_lib.io.cores import alone, available_cpus, in_background
+from qwen3_lib.io.cores import available_cpus, in_background, with_threads
 from qwen3_lib.io.disk import available_memory, from_disk, stays
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import BY_ROWS, PackedTensor
@@ -295,7 +295,8 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
     if threads is not None:
         checked_whole("threads", threads, 1)
     # Threads share a pass by pieces: it goes on where one of them has less of its core.
-    start = at_once if (threads or available_cpus()) == 1 else in_background
+    n_threads = threads or available_cpus()
+    start = at_once if n_threads == 1 else in_background
 
     def for_model(source: Source) -> Engine:
         plain = source.saved is None and all(isinstance(each, Tensor) for each in source.tensors.values())
@@ -308,9 +309,10 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
         load = partial(load_weights, quantize=packing, threads=threads, activations=activations or "bf16")
         return Engine(load, kind_for(source.kind).cache(CACHES[cached]), run_pass, draws=draws, guess=guess,
-                      drafts=True, part=with_head_rows, beside=lambda work: start(partial(alone, work)),
-                      rows=lambda model, name, token_ids: matrix_rows(
-                          model.weights.head if name == "lm_head" else model.weights.embedding, token_ids), **overflow)
+                      drafts=True, part=with_head_rows, rows=lambda model, name, token_ids: matrix_rows(
+                          model.weights.head if name == "lm_head" else model.weights.embedding, token_ids),
+                      beside=lambda work, waits: start(partial(with_threads, n_threads if waits else 1, work)),
+                      **overflow)
 
     return for_model
 

@@ -75,13 +75,16 @@ def threads_for(hidden_size: int) -> Iterator[None]:
 def in_turns(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
     """map(work, items) with one thread of BLAS; all who call it take turns, item by item."""
     for item in items:
-        if ThreadpoolController is None:
-            yield work(item)
-            continue
-        libraries, _, turn = blas()
-        with turn, libraries.limit(limits=1):
-            found = work(item)
-        yield found
+        yield with_threads(1, functools.partial(work, item))
+
+
+def with_threads(n: int, work: Callable[[], Any]) -> Any:
+    """work() with at most so many threads of BLAS; all who call it take turns."""
+    if ThreadpoolController is None:
+        return work()
+    libraries, _, turn = blas()
+    with turn, libraries.limit(limits=min([n, *(library.num_threads for library in libraries.lib_controllers)])):
+        return work()
 
 
 def in_threads(work: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
@@ -107,8 +110,3 @@ if hasattr(os, "register_at_fork"):  # threads don't survive a fork
 def in_background(work: Callable[[], Any]) -> Future[Any]:
     """work() in the thread of this process for such work, one after the other."""
     return background().submit(work)
-
-
-def alone(work: Callable[[], Any]) -> Any:
-    """work() with one thread of BLAS; all who call it take turns."""
-    return next(in_turns(lambda _: work(), [None]))

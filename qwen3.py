@@ -48,7 +48,6 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
 from importlib import import_module
 from pathlib import Path
@@ -1049,13 +1048,6 @@ def load_weights(source: Source) -> dict[str, Any]:
     return weights
 
 
-def at_once(work: Callable[[], Any], waits: bool = False) -> Future[Any]:
-    """Does it here and now: raises what it raises."""
-    done = Future[Any]()
-    done.set_result(work())
-    return done
-
-
 @dataclass(frozen=True)
 class Engine:
     """The parts that a faster implementation replaces; sampling, generation and the command line exist once."""
@@ -1068,8 +1060,7 @@ class Engine:
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
     draws: Callable[..., list[np.ndarray]] = lambda *_: []  # of several passes in one call, see qwen3_tts.predict_codes
     guess: Callable[..., tuple[np.ndarray, int]] | None = None  # guesses tokens by an MTP head, see qwen3_5.py
-    # Does what needs no layers, beside the next passes; with all threads if somebody `waits`.
-    beside: Callable[[Callable[[], Any], bool], Future[Any]] = at_once
+    beside: Callable[..., Any] | None = None  # does other work beside the next passes, see qwen3_tts.heard
     drafts: bool = False  # whether the head guesses by default: in this engine, no guess changes a bit of the answer
 
 

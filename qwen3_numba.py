@@ -54,9 +54,9 @@ import qwen3  # first: it says in one line what is missing
 import numpy as np
 
 from qwen3 import (BUNDLED, Config, Engine, InputError, Model, Pass, Sampling, Sequence, Source, Tensor, Tokenizer,
-                   __version__, at_once, chat, checked_whole, default_sampling, embed_tokens, forward, generate,
-                   rms_norm, rope_tables, to_float32)
-from qwen3_lib.io.cores import available_cpus, in_background, with_threads
+                   __version__, chat, checked_whole, default_sampling, embed_tokens, forward, generate, rms_norm,
+                   rope_tables, to_float32)
+from qwen3_lib.io.cores import at_once, available_cpus, in_background, with_threads
 from qwen3_lib.io.disk import available_memory, from_disk, stays
 from qwen3_lib.io.progress import progress
 from qwen3_lib.io.tensors import BY_ROWS, PackedTensor

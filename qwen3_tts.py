@@ -334,12 +334,14 @@ def block_size(n: int) -> int:
 
 
 def heard(codec: Codec, talk: Talk) -> np.ndarray:
-    """The samples that are ready, all of them at a talk's end. Frames are decoded once they are a block, or the last
-    ones; all but the first one beside the next frames, if the engine can; at most one block waits for another."""
+    """The samples that are ready, and at a talk's end all of them. Frames are decoded when they are a block, or the
+    last ones: by an engine that can, beside the next frames, with all threads where these wait for it."""
     codes, ends = np.array(talk.codes[talk.n_decoded:]), talk.finish_reason is not None
     waits = ends or talk.n_decoded == 0
     if len(codes) and (ends or len(codes) >= block_size(talk.n_decoded)):
         talk.n_decoded += len(codes)
+        if talk.beside is None:
+            return decode(codec, codes, talk.state)
         talk.decoding.append(talk.beside(partial(decode, codec, codes, talk.state), waits))
     found = [np.empty(0, np.float32)]
     while talk.decoding and (waits or len(talk.decoding) > 1 or talk.decoding[0].done()):

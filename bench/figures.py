@@ -6,7 +6,7 @@
 A file describes one machine: `speeds` are tokens/s, work -> format -> engine, in the format of ours that the engine's
 own comes closest to (Q8_0: int8, Q4_0: int4; of ours, float32 is qwen3.py, the others are the fast engine). `shares` of
 the memory's bandwidth are of ours. `bandwidth` is in GB/s, `sgemm` in GFLOP/s, both None if they were not measured.
-README.md and docs/speed.md have the CPUs of the newest measurement, bench/RESULTS.md all, those of older versions too.
+README.md and docs/speed.md show the CPUs of the newest measurement; bench/RESULTS.md shows all CPUs.
 """
 import argparse
 import json

@@ -9,7 +9,6 @@ import safetensors.numpy
 import qwen3
 import qwen3_numba as fast
 from configs import BASE
-from fuzzing import change
 from helpers import REMOVED, assert_cli_refuses, assert_one_line, edit_json, logits_of, message_of, run_main
 from make_random_model import make_random_model
 from qwen3_embed import embed

@@ -2,7 +2,6 @@
 import itertools
 import os
 import shutil
-import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +15,7 @@ import pytest
 import qwen3
 from configs import ROOT
 from helpers import assert_one_line
-from qwen3_lib.kernels import build, compile, cpu, fields, layers, layout, objects, products
+from qwen3_lib.kernels import build, compile, cpu, fields, layers, layout, products
 
 pytestmark = pytest.mark.core
 COMMAND = ["--model", ROOT / "demo", "--no-think", "What is the capital of Peru?"]

@@ -4,7 +4,6 @@ from functools import cache
 
 import numpy as np
 import pytest
-import safetensors.numpy
 
 import qwen3
 import qwen3_numba as fast

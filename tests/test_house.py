@@ -129,14 +129,14 @@ NAMESAKES = {"KIND", "KVCache", "MODEL_TYPES", "__all__", "apply_rope", "attenti
 
 
 def test_a_name_has_one_meaning():
-    """In a room, and in the single files, whose names count everywhere."""
-    places: dict[str, set[str]] = {}
+    """In a file, in a room, and in the single files, whose names count everywhere."""
+    places: dict[str, list[str]] = {}
     for module, tree in TREES.items():
         for node in tree.body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             names = [each.id for target in targets if target for each in ast.walk(target) if isinstance(each, ast.Name)]
             for name in [node.name] if isinstance(node, ast.FunctionDef | ast.ClassDef) else names:
-                places.setdefault(name, set()).add(module)
+                places.setdefault(name, []).append(module)
     rooms = {name: [module.rpartition(".")[0] for module in where] for name, where in places.items()}
     assert not {name: places[name] for name, found in rooms.items() if name not in NAMESAKES
                 and (len({*found}) < len(found) or "" in found and len(found) > 1)}

@@ -1,5 +1,4 @@
 """qwen3.load_model and qwen3_lib/io/models.py: a sound folder is read exactly; a damaged one is refused in one line."""
-import copy
 import json
 import math
 import os
@@ -14,7 +13,6 @@ import pytest
 import qwen3
 from configs import (BASE, HYBRID, HYBRID_MOE, ROOT, SHARED, TINY, VOCABULARY, YARN, needs_official_files,
                      transformers_5)
-from fuzzing import change, damaged
 from helpers import (HUGE_INT, REMOVED, assert_one_line, config_at, edit_json, message_of, read_safetensors, run_main,
                      with_tensors, write_safetensors)
 from make_random_model import make_random_model

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 import qwen3
-import qwen3_5
 from configs import HYBRID, HYBRIDS
 from helpers import logits_of, random_ids, stored_in
 from make_random_model import make_random_model

@@ -1,6 +1,5 @@
 """qwen3.py and tokenizer_utils.py, copied alone beside a model folder, with four packages: a program and a library."""
 import errno
-import json
 import os
 import shutil
 import subprocess

@@ -14,7 +14,6 @@ from qwen3_lib.kernels.build import address_of
 from qwen3_lib.kernels.intrinsics import SMALLEST_NUMBER
 from qwen3_lib.kernels.layout import (BF16, F16, F32, GROUP16_BYTES, HALVES, HIGH_BITS, INT8, Q8_1, ROUNDED,
                                       VECTORS, factors_size, is_packed, padded, unit_size)
-from qwen3_lib.kernels.vectors import Way
 
 pytestmark = pytest.mark.core
 

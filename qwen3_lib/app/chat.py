@@ -31,8 +31,7 @@ from qwen3_lib.io.writing import write_json
 from qwen3_vision import sees
 
 CHAT_OPTIONS = {name: name for name in (*Sampling.__dataclass_fields__, "seed", "think_budget", "max_pixels",
-                                         "stop_loops")}
-CHAT_OPTIONS |= {"max_tokens": "max_new_tokens"}  # fields of AnswerOptions
+                                         "stop_loops")} | {"max_tokens": "max_new_tokens"}  # fields of AnswerOptions
 SWITCHES = {"think": "enable_thinking", "hide_thinking": "hide_thinking", "stats": "show_stats"}  # attributes of Chat
 SETTINGS = [*CHAT_OPTIONS, *SWITCHES]
 

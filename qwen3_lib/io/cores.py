@@ -107,6 +107,13 @@ if hasattr(os, "register_at_fork"):  # threads don't survive a fork
     os.register_at_fork(after_in_child=background.cache_clear)
 
 
+def at_once(work: Callable[[], Any]) -> Future[Any]:
+    """work() in this thread, now."""
+    done = Future[Any]()
+    done.set_result(work())
+    return done
+
+
 def in_background(work: Callable[[], Any]) -> Future[Any]:
     """work() in the thread of this process for such work, one after the other."""
     return background().submit(work)

@@ -28,7 +28,7 @@ def draw_codes(record, rank, layer):
         vector = fields.vectors(job)[number, max(code, 0)]
         for i in range(len(vector)):
             x[s, i] = vector[i]
-        for i in range(cos.shape[1]):  # the rows after those of the sequences are of the next positions
+        for i in range(cos.shape[1]):  # cos and sin have a row for each sequence, then one for each later position
             cos[s, i], sin[s, i] = cos[len(x) + number, i], sin[len(x) + number, i]
         rows[s].position += 1
         tasks[s].seen += 1

@@ -55,9 +55,9 @@ def host_features() -> dict[str, bool]:
 
 
 FEATURES = host_features()
-PATHS, WISH = int8_paths(FEATURES), os.environ.get("QWEN3_INT8_PATH")
-PATH = WISH if WISH in PATHS else PATHS[0]
-PATHS = PATHS[PATHS.index(PATH):]
+ALL_PATHS, WISH = int8_paths(FEATURES), os.environ.get("QWEN3_INT8_PATH")
+PATH = WISH if WISH in ALL_PATHS else ALL_PATHS[0]
+PATHS = ALL_PATHS[ALL_PATHS.index(PATH):]
 if WISH in ("avx2", "plain") or WISH == "vnni" and FEATURES.get("avxvnni"):  # as on a CPU without AVX-512
     more = ("avx512", "avx10", *(("avxvnni", "gfni") if WISH != "vnni" else ()))
     FEATURES = {name: on and not name.startswith(more) for name, on in FEATURES.items()}

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 
 from qwen3_lib.io.errors import InputError
-from qwen3_lib.kernels.layout import (CONTEXT, DEPTH, EVENTS, FILE_BLOCK, LIST, PANEL, PREAD, REQUEST, SLOT, SUBMIT,
-                                      SYSCALL, WHICH, Layers, is_packed, padded)
+from qwen3_lib.kernels.layout import (CONTEXT, EVENTS, FILE_BLOCK, LIST, MOST_READS, PANEL, PREAD, REQUEST, SLOT,
+                                      SUBMIT, SYSCALL, WHICH, Layers, is_packed, padded)
 
 PAGE = 4096  # of a disk: O_DIRECT reads whole ones
 # The numbers of Linux's io_setup, io_destroy, io_getevents and io_submit.
@@ -124,7 +124,7 @@ class SlotMemory:
         self.address = ctypes.addressof(ctypes.c_char.from_buffer(self.space))
         self.libc, context = ctypes.CDLL(None), ctypes.c_ulong(0)
         setup, destroy, self.events, self.submit = AIO.get(platform.machine(), (-1,) * 4)
-        self.libc.syscall(ctypes.c_long(setup), ctypes.c_long(DEPTH), ctypes.byref(context))
+        self.libc.syscall(ctypes.c_long(setup), ctypes.c_long(MOST_READS), ctypes.byref(context))
         self.context = context.value
         end = weakref.finalize(self, self.libc.syscall, ctypes.c_long(destroy), context)  # waits for reads on their way
         end.atexit = False  # threads may still read then, and the system does it when the process ends
@@ -146,7 +146,7 @@ def with_slots(layers: Layers, n_experts: int, memory: int, files: Files) -> tup
     space, n = SlotMemory(n_slots * len(sparse) * size), len(layers.routers)
     blocks, slots = np.zeros((n, n_experts, 3), FILE_BLOCK), np.zeros((n, n_slots), SLOT)
     slots["layer"] = slots["expert"] = -1
-    slots["used"] = sys.maxsize  # those of dense layers are never taken
+    slots["used"] = sys.maxsize  # an expert takes the slot with the least number: never one of a dense layer
     for j, i in enumerate(sparse):
         blocks[i], slots["used"][i] = found[i][0], 0
         slots["address"][i] = space.address + (np.arange(n_slots) + j * n_slots) * size

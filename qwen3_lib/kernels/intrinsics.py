@@ -14,7 +14,7 @@ from numba.np.arrayobj import get_itemsize, make_array, populate_array
 
 from qwen3_lib.kernels.attention import ORDER, transposed
 from qwen3_lib.kernels.cpu import PAIRS
-from qwen3_lib.kernels.layout import GROUP, GROUP16_BYTES, GROUP_BYTES, SIZES_BYTES
+from qwen3_lib.kernels.layout import GROUP, GROUP16_BYTES, SIZES_BYTES
 from qwen3_lib.kernels.vectors import (BFLOAT, FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load,
                                        loop, odd_and_even, pair_sums, sizes_and_flips, splat, store, totals, variable,
                                        vector, zero_sums)

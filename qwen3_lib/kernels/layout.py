@@ -123,7 +123,7 @@ PROMISED, READY, MEMBER_SIZE = 8, 9, 16
 # threads have to read; a request, 8 numbers; an event, 4 numbers; from LIST on, the slots of these experts.
 PREAD, SYSCALL, SUBMIT, EVENTS, CONTEXT, WHICH, TURN, COMING, MISSING, REQUEST = range(10)
 EVENT, LIST = REQUEST + 8, REQUEST + 12
-DEPTH = 128  # so many reads are on their way at most
+MOST_READS = 128  # that are on their way at a time
 WAITING = "sched_yield", "usleep"  # functions of the C library that a thread calls when it waits for long
 
 PRODUCT, KEYS, VALUES = range(3)  # the first index of the table of products.py: weights, keys, values
@@ -156,8 +156,8 @@ FORMS = record("least", "greatest")
 # Where a matrix of an expert is: mapped; in a slot, so many bytes behind its beginning. The slot's bytes from `into` on
 # are `length` bytes of a file from `start` on; 0 if the matrix comes with the one before it.
 FILE_BLOCK = record("mapped", "behind", "file", "start", "length", "into")
-# Memory for an expert: which one of which layer it is, or -1; the number of the turn that used it last; how many reads
-# of it are on their way, and whether the others have brought all bytes.
+# Memory for an expert: the layer and the number of the expert in it, or -1; the number of the turn that used it last;
+# how many of its reads haven't ended, and whether those that have ended brought all of their bytes.
 SLOT = record("address", "layer", "expert", "used", "coming", "whole")
 # Whether the weights of the chosen experts are scaled to a sum of 1; whether all tokens go through the last expert.
 ROUTING = record("norm_topk_prob", "shared")

@@ -15,7 +15,7 @@ from qwen3_lib.kernels.build import code_place, function, make_kernels, product_
 from qwen3_lib.kernels.cpu import AVX512, LONG, PAIRS, PATH
 from qwen3_lib.kernels.kind import kind_for, steps_of
 from qwen3_lib.kernels.layout import (BF16, FORMATS, FUNCTIONS, IN_PARTS, KEYS, PRODUCT, PROMPT, REARRANGED, ROUNDED,
-                                      STORABLE, TOGETHER, TRANSPOSED, TURNED, VALUES, VECTORS, WIDENED, is_packed)
+                                      STORABLE, TOGETHER, TRANSPOSED, TURNED, VALUES, WIDENED, is_packed)
 from qwen3_lib.kernels.spread import DOTS, SPREAD_WAY
 from qwen3_lib.kernels.vectors import AT_ONCE, MANY, ONE, Way, way_of, widened_form
 from qwen3_lib.kernels.ways import Ways, measure

@@ -15,8 +15,8 @@ from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.crew import LOOKS, YIELDS, items, pause, wait
 from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import result_at
-from qwen3_lib.kernels.layout import (COMING, CONTEXT, DEPTH, EVENT, EVENTS, FEW, LIST, MISSING, PREAD, REQUEST, SUBMIT,
-                                      SYSCALL, TURN, WHICH)
+from qwen3_lib.kernels.layout import (COMING, CONTEXT, EVENT, EVENTS, FEW, LIST, MISSING, MOST_READS, PREAD, REQUEST,
+                                      SUBMIT, SYSCALL, TURN, WHICH)
 
 SWEPT = 4  # a prompt's experts replace each other in one slot of so many
 LIKELY = 4  # with so many times as many choices as experts, a layer needs nearly all: e^-4 is 2 %
@@ -68,7 +68,8 @@ def fetch(crew, layer, last, turn, turns, job):
 
 @compiled
 def assign(layer, last, turn, turns, job):
-    """Brings a turn's missing experts into slots, or lists these in `fetching`; begins to read those of the next turns.
+    """Has a turn's missing experts read into slots, or lists these slots for all threads; then has later turns' experts
+    read ahead.
 
     A slot's last use is the number of this turn, or the next number if its expert was read ahead. So no expert of this
     turn replaces another one, and what is read ahead replaces neither these nor what the turn before has read ahead.
@@ -92,7 +93,8 @@ def assign(layer, last, turn, turns, job):
 
 @compiled
 def read_next(layer, next_, turn, turns, end, job):
-    """Begins to read the experts of the turns after this one, those of the next layer counted on, as slots allow."""
+    """Has the experts of the turns after this one read, until a slot is missing. Turns of the next layer have the
+    numbers from `turns` on."""
     starts, fetching = fields.starts(job), fields.fetching(job)
     for each in range(turn + 1, end):
         begin, stop = turn_of(each % turns, turns, job)
@@ -107,7 +109,7 @@ def read_next(layer, next_, turn, turns, end, job):
 def held(layer, e, before, turn, job):
     """Whether an expert is in a slot, or on its way to one, see `bring`; then this turn is the slot's last use."""
     slot_of = fields.slot_of(job)[layer]
-    if slot_of[e] < 0 and (fields.fetching(job)[COMING] > DEPTH - 3 or not bring(layer, e, before, job)):
+    if slot_of[e] < 0 and (fields.fetching(job)[COMING] > MOST_READS - 3 or not bring(layer, e, before, job)):
         return False
     fields.slots(job)[slot_of[e]].used = turn
     return True

@@ -13,7 +13,6 @@ added up beforehand: those of weights for each group and row, those of a vector 
 import itertools
 from typing import Any
 
-from llvmlite import ir
 
 from qwen3_lib.kernels.cpu import BYTE_OFFSET, PATH
 from qwen3_lib.kernels.layout import FORMATS, GROUP, GROUP_BYTES, GROUP_SUMS, PANEL, fours_in_16_bits, unit_size

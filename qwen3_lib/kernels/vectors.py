@@ -395,7 +395,7 @@ def scale_of(b: Any, word: Any) -> Any:
 
 
 def least_zero(form: int) -> int:
-    """The least zero of INT4 or INT5, of which the others are 0 to 15 steps of a 24th more; 0 of other formats."""
+    """The least zero of INT4 or INT5, in whole numbers: see minus_zero; 0 of other formats."""
     format_ = FORMATS[form]
     return 0 if format_.offset or format_.minima else 12 if format_.high_bits else 6
 

@@ -27,7 +27,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from qwen3 import InputError, Model, log
-from qwen3_asr import hears, sounds_of
+from qwen3_asr import hears
 from qwen3_embed import SEARCH, embed, rerank
 from qwen3_lib.app.fields import Body, Refusal, as_sent, flag, known, sent_names, whole
 from qwen3_lib.app.openai import Door, GenerationRequest, chat_prompt, chat_request, text_request

@@ -24,7 +24,7 @@ import harness
 import loops
 import qwen3
 import qwen3_numba
-from qwen3_lib.kernels import objects, vectors
+from qwen3_lib.kernels import objects, passes, vectors
 from qwen3_lib.kernels.build import kernel_at, linker, make_kernels, symbol
 from qwen3_lib.kernels.dense import DENSE_STEPS
 from qwen3_lib.kernels.cpu import INT8_SHAPES, ON_ARM, PAIRS, PATH
@@ -108,15 +108,15 @@ def unscaled(functions: np.ndarray, known: dict[tuple[int, int], int]) -> np.nda
 def passed(work: Callable[[], Any], kernel: Any, table: Callable[[np.ndarray], np.ndarray],
            clock: Callable[[], float] = time.process_time) -> float:
     """The time of passes, CPU time by default, by this kernel with what `table` makes of the tables of products."""
-    before = qwen3_numba.kernel, qwen3_numba.functions_for
-    qwen3_numba.kernel = lambda *steps: kernel or before[0](*steps)
-    qwen3_numba.functions_for = lambda *needs: table(before[1](*needs))
+    before = passes.kernel, passes.functions_for
+    passes.kernel = lambda *steps: kernel or before[0](*steps)
+    passes.functions_for = lambda *needs: table(before[1](*needs))
     start = clock()
     try:
         work()
         return clock() - start
     finally:
-        qwen3_numba.kernel, qwen3_numba.functions_for = before
+        passes.kernel, passes.functions_for = before
 
 
 def fastest(work: Callable[[], Any]) -> float:

@@ -1,4 +1,5 @@
 """qwen3_lib/generation/prompt_store.py: prompts on the disk give the answers that computing gives, whatever happens."""
+import argparse
 import gc
 import json
 import os
@@ -22,6 +23,7 @@ from configs import BASE, FLASH, FRANCE, HYBRID, HYBRID_MOE, ROOT, VOCABULARY
 from helpers import (assert_cli_refuses, assert_one_line, edit_json, forked, message_of, patiently, random_ids,
                      run_main, with_engine)
 from make_random_model import make_random_model
+from qwen3_lib.app.arguments import checked_size, prompt_store as prompt_store_of
 from qwen3_lib.generation.batch import Batch
 from qwen3_lib.generation import prompt_store
 from qwen3_lib.generation.messages import prompt_of
@@ -523,8 +525,18 @@ def test_the_command_line_finds_its_prompts_again(capfd, tmp_path):
     assert_cli_refuses(capfd, [*options[1:], "--keep-on-disk", tmp_path / "none" / "\0"], "null")
     assert "--keep-on-disk" in run_main(capfd, "--prompt-cache", "x", FRANCE)[2]
     for wrong, said in (("", "the name of a folder"), (":5GB", "the name of a folder"), ("{}:-3GB", "size"),
-                        ("{}:3XB", "size"), ("{}:0.5.5", "size")):
+                        ("{}:3XB", "size"), ("{}:0.5.5", "size"), ("{}:abc", "'abc'"), ("{}:", "size"),
+                        (r"C:\kept:GB", "'GB'")):
         assert_cli_refuses(capfd, ["--keep-on-disk", wrong.format(tmp_path / "kept"), FRANCE], "--keep-on-disk", said)
+    assert [each.name for each in tmp_path.iterdir()] == ["kept"]
+
+
+def test_folders_with_a_colon(demo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for text, folder, limit in ((r"C:\kept", r"C:\kept", "20GB"), (r"C:\2024", r"C:\2024", "20GB"),
+                                ("a:b/", "a:b", "20GB"), (r"C:\kept:5GB", r"C:\kept", "5GB")):
+        store = prompt_store_of(argparse.Namespace(keep_on_disk=text), demo)
+        assert (tmp_path / folder).is_dir() and store.budget == checked_size("", limit)
 
 
 def test_a_chat_finds_its_conversation_again(capfd, tmp_path):

@@ -150,11 +150,12 @@ def add_keep_on_disk(add: Callable[..., Any]) -> None:
 
 
 def prompt_store(args: argparse.Namespace, model: Model) -> PromptStore | None:
-    """That of --keep-on-disk. Raises InputError for a folder that can't be written."""
+    """That of --keep-on-disk. Raises InputError for a folder that can't be written, or a size that can't be read."""
     if (given := args.keep_on_disk) is None:
         return None
     folder, colon, size = given.rpartition(":")
-    folder, size = (folder, size) if colon and re.match(r"\W*\d", size) else (given, ON_DISK)
+    if not colon or re.search(r"[/\\]", size):  # the colon of C:\kept
+        folder, size = given, ON_DISK
     if not folder:
         raise InputError("--keep-on-disk needs the name of a folder")
     return PromptStore(model, os.path.expanduser(folder), checked_size("the size of --keep-on-disk", size) or 0)

@@ -25,6 +25,7 @@ import signal
 import socket
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -36,7 +37,7 @@ if __name__ == "__main__" and None in map(find_spec, ("qwen3", "qwen3_lib")):
     sys.exit("qwen3_server.py: it needs qwen3.py and the folder qwen3_lib beside it")
 
 from qwen3 import InputError, Model, checked_whole
-from qwen3_asr import sounds_of
+from qwen3_asr import hears, sounds_of
 from qwen3_batch import MOST_SLOTS, Batch, free_memory, positions_in, slots_in
 from qwen3_lib.app.terminal import guarded, note
 from qwen3_lib.app.files import read_text
@@ -223,7 +224,9 @@ def run(args: argparse.Namespace) -> int:
 
     def on_load() -> None:
         if next(loaded) == n_models:  # one that fails ends the server
-            note(f"a page to chat on: {address}/   for clients: {address}/v1")
+            model = worker.model
+            page = f"a page to {'record' if hears(model) else 'chat'} on: {address}/   "
+            note(f"{'' if speaks(model) or model.embeds else page}for clients: {address}/v1")
 
     def on_end(error: Exception) -> None:
         errors.append(error)
@@ -249,9 +252,9 @@ def run(args: argparse.Namespace) -> int:
         timer.cancel()
     for error in errors:
         raise error if isinstance(error, InputError | MemoryError) else InputError("the server has failed")
-    given_up = worker.totals["given_up"]
-    n = worker.totals["answers_ended"] - given_up
-    note(f"stopped; {counted(n, 'answer')} {'was' if n == 1 else 'were'} finished, {given_up} given up")
+    totals = sum((each.totals for each in workers), Counter[str]())
+    n = totals["answers_ended"] + totals["spoken_texts"] - totals["given_up"]
+    note(f"stopped; {counted(n, 'answer')} {'was' if n == 1 else 'were'} finished, {totals['given_up']} given up")
     return 0
 
 

@@ -166,6 +166,28 @@ def test_events(served, model, kind):
         "input_tokens": n, "output_tokens": len(expected) // 48, "total_tokens": n + len(expected) // 48}}
 
 
+def test_no_seed(served):
+    """-1, as for texts."""
+    sounds = {served.client().audio.speech.create(input=TEXT, voice="serena", model="m", response_format="pcm",
+                                                  extra_body={"seed": -1}).content for _ in range(2)}
+    assert len(sounds) == 2
+
+
+def test_figures(model):
+    """Of all models of the server: texts, seconds of sound, and the parts of a sound that were heard."""
+    def figure(name):
+        return float(served.ask("/metrics")[1].partition(f"\nqwen3_{name}_total ")[2].split("\n")[0])
+
+    with Served(lambda: qwen3.load_model(ROOT / "demo"), hears=qwen3.load_model(HEARING), speaks=model) as served:
+        for text in (TEXT, LONG):
+            served.client().audio.speech.create(input=text, voice="serena", model="m", response_format="pcm")
+        assert figure("spoken_texts") == 2 and figure("answers_ended") == figure("cancelled") == 0
+        assert figure("spoken_seconds") == pytest.approx((24 + 72) * 48 / 24_000)
+        with open(HEARING / "speech.wav", "rb") as file:
+            served.client().audio.transcriptions.create(model="m", file=file)
+        assert figure("answers_ended") == 1
+
+
 def test_voices(served):
     assert served.ask("/v1/audio/voices")[:2] == (200, {"voices": [
         {"id": name, "name": name} for name in ("serena", "dylan", "eric")]})
@@ -180,7 +202,7 @@ def test_voices(served):
     ({"speed": 1.5}, "speed", "speed can only be 1"),
     ({"response_format": "aac"}, "response_format", "one of wav, pcm"),
     ({"stream_format": "x"}, "stream_format", "audio or sse"), ({"language": "Klingon"}, None, "Klingon"),
-    ({"instructions": "angry"}, None, "the 0.6B takes no instruct"), ({"seed": -1}, "seed", "seed"),
+    ({"instructions": "angry"}, None, "the 0.6B takes no instruct"), ({"seed": -2}, "seed", "seed"),
     ({"instructions": 3}, "instructions", "must be a text"), ({"temperature": -1}, "temperature", "temperature"),
     ({"voise": "serena"}, "voise", "unknown field voise; did you mean voice?")], ids=str)
 def test_what_is_refused(served, path, fields, param, words):
@@ -371,6 +393,24 @@ def test_a_model_that_can_not(option, value, words):
     assert status == 1 and words in told and "Traceback" not in told and "a page to chat on" not in told
 
 
+@pytest.mark.parametrize("kind, page", [("speaking", ""), ("hearing", "a page to record on: {}/   ")])
+def test_a_model_that_does_not_chat(kind, page):
+    """The first line says what its page is for, the last one counts what was spoken."""
+    process, lines = started("--model", str(ROOT / f"tests/tiny_{kind}"))
+    try:
+        url = lines[-1].split()[-1].removesuffix("/v1")
+        assert ("around the talker" if kind == "speaking" else "and a tower of") in lines[0]
+        assert lines[-1] == f"{page.format(url)}for clients: {url}/v1\n"
+        if kind == "speaking":
+            client = openai.OpenAI(base_url=f"{url}/v1", api_key="x")
+            client.audio.speech.create(input="Tom sees six red birds.", voice="tom", model="m")
+    finally:
+        process.terminate()
+        told = process.stderr.read()
+        assert process.wait(30) == 0
+    assert told == f"stopped; {'1 answer was' if kind == 'speaking' else '0 answers were'} finished, 0 given up\n"
+
+
 # ---- Batch files -----------------------------------------------------------------------------------------------------
 
 def batch(tmp_path, capfd, path, *records, options=()):
@@ -456,6 +496,17 @@ def test_an_answer_is_read_to_its_end(browser, model):
         assert all(len(each) > 4000 and each[-1] in ".。" for each in inputs[:5]) and len(inputs) == 8
         tab.close()
         context.close()
+
+
+def test_the_page_of_a_model_that_only_speaks(browser, served, model):
+    from test_server_browser import Tab, sync_api
+    context = browser.new_context()
+    tab = Tab(context, served.url)
+    tab.see("#log", f"Text to speech by {model.path.name}")
+    for place in ("#box", "#send", "#think", "#record"):
+        sync_api.expect(tab.page.locator(place)).to_be_hidden()
+    tab.close()
+    context.close()
 
 
 def test_a_conversation_by_voice(browser, model, tmp_path):

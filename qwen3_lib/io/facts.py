@@ -4,6 +4,7 @@ import math
 import numpy as np
 
 from qwen3 import Model, Source
+from qwen3_tts import speaks
 
 
 def weight_bytes(model: Model) -> int:
@@ -45,8 +46,9 @@ def parameters(source: Source) -> int:
 def banner(model: Model) -> str:
     """One line: the model's name, size, context and engine."""
     n = parameters(model.source)
-    tower = f" and a tower of {in_words(n_tower)}" if (n_tower := tower_parameters(model)) else ""
-    return f"qwen3 · {model_name(model)} · {in_words(n)} parameters{tower} · context " \
+    around = in_words(tower_parameters(model))
+    more = "" if around == "0" else f" and {around} around the talker" if speaks(model) else f" and a tower of {around}"
+    return f"qwen3 · {model_name(model)} · {in_words(n)} parameters{more} · context " \
            f"{model.config.context_length:,} · {engine_name(model)}"
 
 

@@ -56,6 +56,8 @@ class Sounding:
             raise Refusal(400, f"input must be a text of 1 to {LONGEST_INPUT:,} characters", "input")
         if body.get("speed", 1) != 1:
             raise Refusal(400, "speed can only be 1: the model decides how fast it speaks", "speed")
+        if body.get("seed") == -1:  # as for texts, see body_options
+            del body["seed"]
         can = [form for form, (_, library) in FORMS.items() if library is None or find_spec("soundfile")]
         self.form = body.get("response_format", "mp3" if "mp3" in can else "wav")
         if self.form not in can:
@@ -144,6 +146,7 @@ class Speakers:
 
     def leave(self, sounding: Sounding) -> None:
         """Ends it after the frame that is being computed."""
+        self.worker.totals["cancelled"] += sounding in self.all
         self.all.pop(sounding, None)
         self.wake.set()
 
@@ -163,8 +166,11 @@ class Speakers:
                 outcomes = [stopping()] * len(ready)
             for each, outcome in zip(ready, outcomes):
                 each.pieces.put_nowait(outcome)
-                if not isinstance(outcome, np.ndarray):
-                    self.all.pop(each, None)
+                if isinstance(outcome, np.ndarray):
+                    self.worker.totals["spoken_seconds"] += len(outcome) / each.rate  # type: ignore[assignment]
+                elif each in self.all:  # else its client has left
+                    del self.all[each]
+                    self.worker.totals.update(spoken_texts=1, given_up=int(outcome is not None))
 
 
 class SoundStream(StreamingResponse):

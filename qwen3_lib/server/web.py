@@ -9,6 +9,7 @@ import hmac
 import json
 import re
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -531,11 +532,12 @@ class Server:
     # ---- Figures -----------------------------------------------------------------------------------------------------
 
     async def metrics(self, request: Request) -> Response:
-        totals, batch = self.worker.totals, self.worker.batch
+        batch = self.worker.batch
+        totals = sum((each.totals for each in {self.worker, self.listener, self.speaker}), Counter[str]())
         gauges = {"running": len(batch.running) if batch else 0, "waiting": len(batch.waiting) if batch else 0,
                   "slots": len(batch.slots) if batch else 0}
         names = ("answers_begun", "answers_ended", "cancelled", "prompt_tokens", "cached_tokens", "generated_tokens",
-                 "first_token_seconds", "answer_seconds")
+                 "first_token_seconds", "answer_seconds", "spoken_texts", "spoken_seconds")
         lines = [f"# TYPE qwen3_{name} gauge\nqwen3_{name} {value}\n" for name, value in gauges.items()]
         lines += [f"# TYPE qwen3_{name}_total counter\nqwen3_{name}_total {totals[name]}\n" for name in names]
         return PlainTextResponse("".join(lines), media_type="text/plain; version=0.0.4")

@@ -15,6 +15,7 @@ const SPOKEN = /[^]{1,4095}(?:[。！？\n]|[.!?…](?!\S)|$)|[^]{1,4096}/g;
 const PIXELS = 2 ** 20;  // of a picture, at most: 1,024 tokens
 let current = null, model = "", sees = false, hears = false, recorder = null, context = 0, apiKey = "";
 let listens = false, speaks = false;  // another model writes down questions; one reads answers aloud
+let mute = false;  // the model gives no text
 let aloud = false, reading = null;  // whether the next answer is read aloud; AbortController of what is read
 let pictures = [];  // of the next question
 
@@ -234,7 +235,9 @@ async function greet() {
     hears = about.input_modalities.includes("audio");
     listens = !hears && models.some(each => each.input_modalities.includes("audio"));
     speaks = models.slice(1).some(each => each.output_modalities.includes("audio"));
+    mute = !about.output_modalities.includes("text");
     document.body.classList.toggle("hears", hears);
+    document.body.classList.toggle("mute", mute);
     document.body.classList.toggle("listens", listens);
     if (!current.turns.length || speaks) draw();
   } catch (error) {
@@ -414,6 +417,9 @@ function draw() {
 function welcome() {
   if (hears) return make("section", {className: "welcome"}, make("h2", {}, `Speech to text by ${model}`), make("p", {},
     "A model on this server writes down what is said. It can be wrong. Drop a sound here, or record one."));
+  if (mute) return make("section", {className: "welcome"}, make("h2", {}, `Text to speech by ${model}`), make("p", {},
+    "The model on this server speaks texts for clients, POST /v1/audio/speech, and doesn't chat. This page reads " +
+    `answers aloud if the server has another --model, and --speech ${model}.`));
   const examples = EXAMPLES.map(text => {
     const button = make("button", {}, text);
     button.addEventListener("click", () => {

@@ -318,10 +318,11 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
 
 
 def is_rounded(source: Source) -> bool:
-    """Whether a model's files have matrices of bf16, or some that stay packed: vectors are rounded for both."""
+    """Whether a model's files have matrices of bf16, or some that stay packed: vectors are rounded for both. An n-gram
+    table is no matrix: nothing is multiplied with it."""
     return source.saved is not None or any(
         len(tensor.shape) == 2 and ((form := forms_of(name, tensor, None)[-1]) == BF16 or is_packed(form))
-        for name, tensor in source.tensors.items())
+        for name, tensor in source.tensors.items() if BY_ROWS not in name)
 
 
 def load_model(name: str | Path, quantize: str | None = None, threads: int | None = None, kv_dtype: str | None = None,

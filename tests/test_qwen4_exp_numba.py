@@ -15,6 +15,7 @@ from configs import FLASH
 from helpers import logits_of, random_ids, states_of
 from make_random_model import make_random_model
 from packed import FromPython
+from published import tensors_of, write_tensors
 from qwen3_5 import mtp_config
 from qwen3_lib.generation.batch import Batch, generate_batch
 from qwen3_lib.generation.completion import Completion
@@ -47,6 +48,15 @@ def test_logits(name, dtype, kv_dtype, limit, tmp_path):
     ids = random_ids(400 if name == "large" else 130, 1, 320)
     model = fast.load_model(path, kv_dtype=kv_dtype, activations="f32")
     assert distance(logits_of(model, ids), logits_of(qwen3.load_model(path), ids)) < limit
+
+
+def test_a_table_decides_nothing(tmp_path):
+    """Weights of float32 have keys and values of float16, also beside an n-gram table of bfloat16."""
+    tensors = tensors_of(path := make({}, tmp_path))
+    write_tensors(path / "model.safetensors", tensors | {
+        name: ("bfloat16", (array.view(np.uint32) >> 16)) for name, (_, array) in tensors.items()
+        if "ngram_embedding" in name})
+    assert fast.load_model(path).engine.new_cache.dtype == "f16"
 
 
 @pytest.mark.parametrize("quantize, kv_dtype, limit", [(None, "f16", 1e-3), (None, "int8", 2e-2), (None, None, 2e-2),

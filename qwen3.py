@@ -1025,7 +1025,8 @@ def fitting(stored: dict[str, Any], shapes: dict[str, tuple[int, ...]], tied: bo
             raise InputError(f"{wrong}: {name} has shape {list(tensors[name].shape)}, not {list(shape)}")
         if name not in tensors and (name != "lm_head.weight" or not tied):
             raise InputError(f"{wrong}: {name} is missing, or its type is none of {', '.join(DTYPES)}")
-    head, embedding = tensors.get("lm_head.weight"), tensors["model.embed_tokens.weight"]
+    head: Any = tensors.get("lm_head.weight")
+    embedding: Any = tensors.get("model.embed_tokens.weight")
     if tied and head is not None and head.dtype == embedding.dtype \
             and all(map(np.array_equal, head.data, embedding.data)):  # row by row, which takes no memory
         del tensors["lm_head.weight"]
@@ -1048,6 +1049,12 @@ def load_weights(source: Source) -> dict[str, Any]:
     return weights
 
 
+def with_heads(source: Source, heads: list[Any]) -> list[dict[str, Any]]:
+    """The weights of a source, as often as there are heads, each with one of these tensors [rows, hidden_size]."""
+    weights = load_weights(source)
+    return [weights | {"lm_head": to_float32(head)} for head in heads]
+
+
 @dataclass(frozen=True)
 class Engine:
     """The parts that a faster implementation replaces; sampling, generation and the command line exist once."""
@@ -1055,8 +1062,8 @@ class Engine:
     new_cache: type[KVCache] = KVCache
     run: Callable[[Any, Pass], tuple[np.ndarray, np.ndarray]] = run_pass
     rows: Callable[..., np.ndarray] = lambda model, name, ids: model.weights[name][ids]  # of lm_head or embed_tokens
-    # The weights with these rows of lm_head only: qwen3_tts.py has a head for each code.
-    part: Callable[..., Any] = lambda weights, rows: weights | {"lm_head": weights["lm_head"][rows]}
+    # A source's weights with each of these heads [rows, hidden_size]: qwen3_tts.py has one for each code.
+    with_heads: Callable[[Source, list[Any]], list[Any]] = with_heads
     overflow: str = "a number is too large for float32"  # if logits aren't finite, but all weights are
     draws: Callable[..., list[np.ndarray]] = lambda *_: []  # of several passes in one call, see qwen3_tts.predict_codes
     guess: Callable[..., tuple[np.ndarray, int]] | None = None  # guesses tokens by an MTP head, see qwen3_5.py

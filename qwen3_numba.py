@@ -75,7 +75,7 @@ try:
     from qwen3_lib.kernels.team import team_of
     from qwen3_lib.kernels.ways import ways_for, ways_table
     from qwen3_lib.kernels.weights import (Weights, build_layers, bytes_in, choose_formats, has_head, may_move,
-                                           mtp_head, stored_tensors, take_slots, touch_pages, with_head_rows)
+                                           mtp_head, stored_tensors, take_slots, touch_pages, with_heads)
 except ImportError as error:
     if __name__ == "__main__":
         sys.exit(f"qwen3_numba.py: {error}")
@@ -309,7 +309,8 @@ def engine(quantize: str | None = None, threads: int | None = None, kv_dtype: st
         cached = RoundedCache.dtype if rounds and dtype == "bf16" else dtype
         load = partial(load_weights, quantize=packing, threads=threads, activations=activations or "bf16")
         return Engine(load, kind_for(source.kind).cache(CACHES[cached]), run_pass, draws=draws, guess=guess,
-                      drafts=True, part=with_head_rows, rows=lambda model, name, token_ids: matrix_rows(
+                      drafts=True, with_heads=lambda *given: [*with_heads(load, *given)],
+                      rows=lambda model, name, token_ids: matrix_rows(
                           model.weights.head if name == "lm_head" else model.weights.embedding, token_ids),
                       beside=lambda work, waits: start(partial(with_threads, n_threads if waits else 1, work)),
                       **overflow)

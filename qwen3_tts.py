@@ -37,6 +37,7 @@ The library: speak(model, text, voice=...) -> Speech, an iterator of samples as 
 from __future__ import annotations
 
 import argparse
+import math
 import sys
 import wave
 from collections import deque
@@ -73,7 +74,7 @@ PREDICTOR = USUAL | {"vocab_size": 2048, "intermediate_size": 3072, "num_hidden_
                      "head_dim": 128}
 DECODER = USUAL | {"codebook_size": 2048, "intermediate_size": 3072, "num_hidden_layers": 8, "num_key_value_heads": 16,
                    "rms_norm_eps": 1e-5, "sliding_window": 72, "upsample_rates": [8, 5, 4, 3],
-                   "upsampling_ratios": [2, 2]}
+                   "upsampling_ratios": [2, 2], "num_quantizers": 16}
 DRAWING = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05,
            "subtalker_dosample": True, "subtalker_temperature": 0.9, "subtalker_top_k": 50, "subtalker_top_p": 1.0}
 MARKS = {"pad": 151671, "bos": 151672, "eos": 151673}  # ids of the text side
@@ -144,10 +145,8 @@ class Talk:
         self.state, self.n_decoded, self.decoding = dict[str, Any](), 0, deque[Future[np.ndarray]]()
         self.beside = model.engine.beside
         self.finish_reason: str | None = None  # then "stop", or "length" after `limit` frames
-        self.voices, room = voices_of(model), model.config.context_length - len(x)
-        if room < 1:
-            raise InputError(f"the text has {len(x)} tokens; the model's context is {model.config.context_length}")
-        self.limit, predictor = min(limit, room), self.voices.predictor(model.engine)
+        self.voices, self.limit = voices_of(model), min(limit, model.config.context_length - len(x))
+        predictor = self.voices.predictor(model.engine)
         self.sampling, self.other = (each.updated(temperature=temperature) for each in self.voices.sampling)
         self.cache = model.engine.new_cache(model.config)
         self.frame = model.engine.new_cache(predictor[0].config, self.voices.groups)  # new in each frame
@@ -207,7 +206,7 @@ def predict_codes(model: Model, states: np.ndarray, first: np.ndarray, talks: li
         talk.frame.truncate(0)
     total = model.engine.rows(model, "embed_tokens", first)
     x = np.stack([states, total], axis=1)  # [m, 2, hidden_size]
-    x = dense(x, w, "small_to_mtp_projection") if "small_to_mtp_projection.weight" in w else x  # in the 1.7B
+    x = dense(x, w, NARROW) if f"{NARROW}.weight" in w else x
     while (i := len(codes) - 1) < len(predictor):
         logits, _ = model.engine.run(predictor[i], pass_of([talk.frame for talk in talks], [*x]))
         check_finite(model, logits)
@@ -298,16 +297,12 @@ def decoder_block(x: np.ndarray, w: dict[str, Any], name: str, state: dict[str, 
 
 @dataclass(frozen=True, eq=False)
 class Codec:
-    """A decoder: the Config of its transformer, `about` the rest of decoder_config, `rate` samples a second."""
+    """A decoder: the Config of its transformer, `about` the rest of decoder_config."""
     config: Config
     about: dict[str, Any]
-    rate: int
+    samples: int  # of a frame
+    rate: int  # samples a second
     weights: dict[str, np.ndarray]
-
-    @property
-    def samples(self) -> int:
-        """Of a frame."""
-        return int(np.prod([*self.about["upsampling_ratios"], *self.about["upsample_rates"]]))
 
 
 @np.errstate(over="ignore", invalid="ignore")  # reported once all is computed
@@ -353,7 +348,8 @@ def decode_block(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.n
     """The next frames' codes [n, groups] -> their samples, float32 [n * codec.samples]."""
     w, config, about = codec.weights, codec.config, codec.about
     rows = w["codebooks"][np.arange(codes.shape[1]), codes]  # [n, groups, d]
-    x = linear(rows[:, 0], w["rvq_first"]) + linear(rows[:, 1:].sum(axis=1), w["rvq_rest"])
+    first, rest = (w[f"quantizer.rvq_{part}.output_proj.weight"] for part in ("first", "rest"))
+    x = linear(rows[:, 0], first) + linear(rows[:, 1:].sum(axis=1), rest)
     x = dense(convolved(x, w, "pre_conv.conv", state), w, "pre_transformer.input_proj")
     state["frames"] = state.get("frames", 0) + len(codes)
     turned = rope_tables(config, np.arange(state["frames"] - len(codes), state["frames"]))
@@ -376,33 +372,27 @@ def read_codec(folder: Path) -> Codec:
     """The codec in a folder. Raises InputError for what is missing, damaged or not computed here."""
     raw, file, w = read_json_object(folder / "config.json"), folder / "config.json", dict[str, np.ndarray]()
     about: dict[str, Any] = DECODER | given(raw, "decoder_config")
-    for key in ("sliding_window", "upsample_rates", "upsampling_ratios"):
-        for each in about[key] if isinstance(about[key], list) else [about[key]]:
-            checked_whole(f"{file}: {key}", each, 1)
-    tensors = {name.removeprefix("decoder."): to_float32(tensor)
-               for name, tensor in map_safetensors(folder / "model.safetensors").items() if name.startswith("decoder.")}
-    books = list[str]()
+    stored = map_safetensors(folder / "model.safetensors")
     try:
         strides = {f"upsample.{i}.0.conv": stride for i, stride in enumerate(about["upsampling_ratios"])} | {
             f"decoder.{i}.block.1.conv": stride for i, stride in enumerate(about["upsample_rates"], 1)}
-        for name, tensor in tensors.items():
-            layer, _, part = name.rpartition(".")
+        for name in (name.removeprefix("decoder.") for name in stored if name.startswith("decoder.")):
+            tensor, (layer, _, part) = to_float32(stored[f"decoder.{name}"]), name.rpartition(".")
             if part in ("alpha", "beta"):
                 tensor = np.exp(tensor) if part == "alpha" else 1 / (np.exp(tensor) + np.float32(1e-9))
             elif layer in strides:
                 tensor = np.tile(tensor, strides[layer]) if part == "bias" else by_stride(tensor, strides[layer])
             tensor = tensor[:, 0].T if tensor.ndim == 3 and "dwconv" in name else as_matrix(tensor)  # [kernel, d]
             w[name] = np.asfortranarray(tensor)  # so a product with the transposed takes 4 % less time
-        for part in ("rvq_first", "rvq_rest"):
-            w[part], start = w[f"quantizer.{part}.output_proj.weight"], f"quantizer.{part}.vq.layers."
-            n = sum(name.startswith(start) and name.endswith("embedding_sum") for name in w)
-            books += [f"{start}{i}._codebook." for i in range(n)]
+        books = [f"quantizer.rvq_{'rest' if i else 'first'}.vq.layers.{max(i - 1, 0)}._codebook."
+                 for i in range(about["num_quantizers"])]
         w["codebooks"] = np.stack([w[f"{book}embedding_sum"] / np.maximum(w[f"{book}cluster_usage"], np.float32(1e-5))[
             :, None] for book in books])
         codec = Codec(sizes_of(about | {"vocab_size": about["codebook_size"]}, file), about,
+                      math.prod([*about["upsampling_ratios"], *about["upsample_rates"]]),
                       checked_whole(f"{file}: output_sample_rate", raw.get("output_sample_rate", 24_000), 1), w)
         decode(codec, np.zeros((1, len(books)), int), {})
-    except (KeyError, ValueError, IndexError, TypeError) as error:  # no tensor of this name, or none of this shape
+    except (ArithmeticError, KeyError, ValueError, IndexError, TypeError) as error:  # a tensor or size that doesn't fit
         raise InputError(f"{folder}: the codec's weights don't fit config.json: {brief(error)}") from error
     return codec
 
@@ -422,6 +412,7 @@ def by_stride(tensor: np.ndarray, stride: int) -> np.ndarray:
 
 # ---- Voices: all that a talker lacks ---------------------------------------------------------------------------------
 
+NARROW = "small_to_mtp_projection"  # where the code predictor is narrower than the talker: in the 1.7B
 AROUND_TALKER = ("talker.code_predictor.", "talker.text_projection.", "talker.model.")  # how names of tensors begin
 CODES = {"zh": "chinese", "en": "english", "de": "german", "it": "italian", "pt": "portuguese", "es": "spanish",
          "ja": "japanese", "ko": "korean", "fr": "french", "ru": "russian"}
@@ -466,27 +457,32 @@ class Voices(Media):
         return codec
 
     @cached_property
-    def weights(self) -> dict[str, np.ndarray]:
-        """The code predictor's tables, and the projections. Raises InputError if one doesn't fit."""
+    def tensors(self) -> dict[str, Any]:
+        """All that stands around the talker, by shorter names. Raises InputError if one is missing or doesn't fit."""
         found = {name.removeprefix(start): tensor for start in AROUND_TALKER
                  for name, tensor in self.source.tower.items() if name.startswith(start)}
         size, width, within = self.config.vocab_size, self.source.config.hidden_size, self.config.hidden_size
-        text = [self.source.language.get(f"text_{name}_size") for name in ("vocab", "hidden")]
-        shapes = {"text_embedding.weight": text, "linear_fc1.weight": text[1:] * 2, "linear_fc1.bias": text[1:],
-                  "linear_fc2.weight": [width, *text[1:]], "linear_fc2.bias": [width]}
+        words, inner = (self.source.language.get(f"text_{name}_size") for name in ("vocab", "hidden"))
+        shapes: dict[str, Any] = {"text_embedding.weight": (words, inner)}
+        shapes |= {"linear_fc1.weight": (inner, inner), "linear_fc1.bias": (inner,)}
+        shapes |= {"linear_fc2.weight": (width, inner), "linear_fc2.bias": (width,)}
+        if within != width:
+            shapes |= {f"{NARROW}.weight": (within, width), f"{NARROW}.bias": (within,)}
         for i in range(self.groups - 1):
-            shapes |= {f"lm_head.{i}.weight": [size, within], f"model.codec_embedding.{i}.weight": [size, width]}
-        shapes |= {f"small_to_mtp_projection.{name}": [within, width][:n] for name, n in (("weight", 2), ("bias", 1))
-                   if within != width}
-        if wrong := [name for name, shape in shapes.items() if name not in found or [*found[name].shape] != shape]:
-            raise InputError(f"{self.source.path}: the weights don't fit config.json: no right {wrong[0]}")
-        w = {name: to_float32(found[name]) for name in shapes if name.startswith(("linear_", "small_"))}
-        w["codes"] = np.stack([to_float32(found[name]) for name in shapes if name.startswith("model.")])
-        return w | {"narrow": w["codes"] if within == width else dense(w["codes"], w, "small_to_mtp_projection")}
+            shapes |= {f"lm_head.{i}.weight": (size, within), f"model.codec_embedding.{i}.weight": (size, width)}
+        return found | qwen3.fitting(found, shapes, False, self.source.path)
+
+    @cached_property
+    def weights(self) -> dict[str, np.ndarray]:
+        """The projections, and the code predictor's tables: `codes`, and `narrow`, as wide as its layers."""
+        w = {name: to_float32(tensor) for name, tensor in self.tensors.items() if name.startswith(("linear_", NARROW))}
+        w["codes"] = np.stack([to_float32(self.tensors[f"model.codec_embedding.{i}.weight"])
+                               for i in range(self.groups - 1)])
+        return w | {"narrow": dense(w["codes"], w, NARROW) if f"{NARROW}.weight" in w else w["codes"]}
 
     def text(self, ids: list[int]) -> np.ndarray:
         """The vectors of a text's tokens [n] -> [n, hidden_size]."""
-        w, table = self.weights, self.source.tower[f"{AROUND_TALKER[2]}text_embedding.weight"]
+        w, table = self.weights, self.tensors["text_embedding.weight"]
         if max(ids) >= len(table.data):
             raise InputError(f"{self.source.path}: the tokenizer has more tokens than the text embedding")
         h = dense(to_float32(table._replace(data=table.read()[ids])), w, "linear_fc1")
@@ -495,24 +491,13 @@ class Voices(Media):
     def predictor(self, engine: Engine) -> list[Model]:
         """The code predictor in this engine: a model for each code after c0, with the same layers and another head."""
         if engine not in self.models:
-            found = {name.removeprefix(AROUND_TALKER[0]): tensor for name, tensor in self.source.tower.items()}
-            heads = [found[f"lm_head.{i}.weight"] for i in range(self.groups - 1)]
-            if len({head.dtype for head in heads}) > 1:
-                heads = [Tensor("F32", to_float32(head), head.mapping) for head in heads]
-            n, size = len(heads), self.config.vocab_size
-            apart = -(-size // 32) * 32  # rows: an engine may pack 32 together
-            table = np.zeros((n, apart, self.config.hidden_size), heads[0].data.dtype)
-            for rows, head in zip(table, heads):
-                rows[:size] = head.data
-            tensors = found | {"model.embed_tokens.weight": heads[0]._replace(data=table.reshape(n * apart, -1))}
-            config, none = replace(self.config, vocab_size=n * apart), cast(Any, None)
+            heads, none = [self.tensors[f"lm_head.{i}.weight"] for i in range(self.groups - 1)], cast(Any, None)
+            tensors = self.tensors | {"model.embed_tokens.weight": heads[0]}  # a head, as if it were tied
+            tensors = qwen3.fitting(tensors, QWEN3.shapes(self.config), True, self.source.path)
             kind = replace(QWEN3, engine=engine, fewest="int8", fast=self.source.kind.fast)
-            tensors = qwen3.fitting(tensors, QWEN3.shapes(config), True, self.source.path)
-            source = replace(self.source, kind=kind, config=config, tensors=tensors, tower={}, heads={}, saved=None)
-            weights = engine.load_weights(source)
-            self.models[engine] = [
-                Model(source, config, engine.part(weights, slice(i * apart, i * apart + size)), none, Sampling(), (),
-                      None, engine) for i in range(n)]
+            source = replace(self.source, kind=kind, config=self.config, tensors=tensors, tower={}, heads={})
+            self.models[engine] = [Model(source, self.config, weights, none, Sampling(), (), None, engine)
+                                   for weights in engine.with_heads(replace(source, saved=None), heads)]
         return self.models[engine]
 
 
@@ -536,13 +521,13 @@ class Speech(Iterator[np.ndarray]):
     `finish_reason`: None until the end, then "stop", or "length" if max_seconds, or the model's own limit, cut it.
     """
 
-    def __init__(self, model: Model, texts: Iterable[str], prompt: dict[str, Any], limit: int | None, seed: int | None,
+    def __init__(self, model: Model, texts: Iterable[str], prompt: dict[str, Any], limit: int, seed: int | None,
                  temperature: float | None):
-        """prompt: for `talker_prompt`; limit: frames of all texts."""
+        """prompt: for `talker_prompt`."""
         self.model, self.texts, self.prompt, self.limit, self.temperature = model, texts, prompt, limit, temperature
         self.codec, self.rng = voices_of(model).codec, np.random.default_rng(seed)
         self.rate, self.pieces = self.codec.rate, list[np.ndarray]()
-        self.longest = model.max_new_tokens or 2048  # frames of one text
+        self.longest = model.max_new_tokens or 2048  # frames of one text; limit: of all texts
         self.finish_reason: str | None = None
         self.coming = self.speak()
 
@@ -553,10 +538,10 @@ class Speech(Iterator[np.ndarray]):
             if left == 0:
                 reasons.add("length")
                 break
-            talk = Talk(self.model, *talker_prompt(self.model, text, **self.prompt),
-                        self.longest if left is None else min(self.longest, left), self.rng, self.temperature)
+            talk = Talk(self.model, *talker_prompt(self.model, text, **self.prompt), min(self.longest, left), self.rng,
+                        self.temperature)
             yield talk
-            left = None if left is None else left - len(talk.codes)
+            left -= len(talk.codes)
             reasons.add(talk.finish_reason)
         if not reasons:
             raise InputError("there is no text to speak")
@@ -608,10 +593,6 @@ def speak(model: Model, text: str | Iterable[str], voice: str | None = None, lan
         raise InputError(f"{model.path}: this model takes no {wrong[0]}, but {' and '.join(can)}")
     speaker: Any = None
     if voices.kind == "base":
-        if clone is None:
-            raise InputError(f"{model.path}: this model has no voice of its own: give clone, a sound of three seconds")
-        if not LIBRARY.is_dir():
-            raise InputError("qwen3_tts.py alone takes no clone: the folder qwen3_lib has the speaker encoder")
         from qwen3_lib.generation.speaker import voice_in
         speaker = voice_in(clone, model.source)
     if voices.kind == "custom_voice":
@@ -622,8 +603,8 @@ def speak(model: Model, text: str | Iterable[str], voice: str | None = None, lan
             raise InputError(f"{model.path}: the 0.6B takes no instruct; the 1.7B does")
     prompt = {"voice": speaker, "language": language_spoken(voices, language), "instruct": instruct or describe or "",
               "streamed": voices.kind == "base"}  # as Qwen's package does by default
-    limit = None if max_seconds is None else max(1, round(checked_number("max_seconds", max_seconds, 0, 1e6) *
-                                                          voices.codec.rate / voices.codec.samples))
+    seconds = checked_number("max_seconds", 1e6 if max_seconds is None else max_seconds, 0, 1e6)
+    limit = max(1, round(seconds * voices.codec.rate / voices.codec.samples))
     seed = None if seed is None else checked_whole("seed", seed, 0)
     voices.sampling[0].updated(temperature=temperature)
     if isinstance(text, str) and not text.strip():

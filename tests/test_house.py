@@ -125,7 +125,7 @@ def test_only_a_types_own_file_asks_for_its_classes():
 NAMESAKES = {"KIND", "KVCache", "MODEL_TYPES", "__all__", "apply_rope", "attention", "chat", "decoder_layer",
              "delta_rule", "guess", "linear", "load_model", "load_weights", "main", "make_parser", "media_of", "moe",
              "ngram_layer", "read_streams", "rms_norm", "run", "run_pass", "sigmoid", "sparse_attention", "swiglu",
-             "tensor_shapes", "write_streams"}
+             "tensor_shapes", "with_heads", "write_streams"}
 
 
 def test_a_name_has_one_meaning():

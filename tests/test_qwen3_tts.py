@@ -570,8 +570,9 @@ def test_values_in_config_json(path, tmp_path, place, value, words):
     assert_one_line(message_of(lambda: speak(qwen3.load_model(folder), TEXT).samples), words)
 
 
-@pytest.mark.parametrize("key, value", [("sliding_window", 0), ("upsample_rates", [4, "x"]), ("upsample_rates", 5),
-                                        ("upsampling_ratios", [2, 3]), ("num_attention_heads", 3)])
+@pytest.mark.parametrize("key, value", [
+    ("sliding_window", 0), ("upsample_rates", [4, "x"]), ("upsample_rates", [4, 0]), ("upsample_rates", [4, -3]),
+    ("upsample_rates", 5), ("upsampling_ratios", [2, 3]), ("num_attention_heads", 3), ("num_quantizers", 7)])
 def test_values_in_the_codecs_config(path, tmp_path, key, value):
     folder, config = copy_of(path, tmp_path), codec_config()
     config["decoder_config"][key] = value

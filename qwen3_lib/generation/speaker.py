@@ -63,6 +63,8 @@ def spread(x: np.ndarray, weights: Any) -> tuple[np.ndarray, np.ndarray]:
 
 def voice_in(sound: Any, source: Source) -> np.ndarray:
     """The x-vector [hidden_size] of a sound, what open_sound takes, by the encoder of a model. Raises InputError."""
+    if sound is None:
+        raise InputError(f"{source.path}: this model has no voice of its own: give clone, a sound of three seconds")
     start, about = "speaker_encoder.", SPEAKER | (source.about.get("speaker_encoder_config") or {})
     rate = about["sample_rate"]
     samples = np.concatenate([*itertools.islice(open_sound(sound, rate).blocks, 1000)])

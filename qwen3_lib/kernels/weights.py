@@ -7,7 +7,7 @@ import itertools
 import mmap
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -18,13 +18,13 @@ from qwen3 import Config, Source, Tensor, to_float32
 from qwen3_5 import MTP_NORMS, mtp_config
 from qwen3_lib.io.disk import available_memory
 from qwen3_lib.io.packed import checked_saved
-from qwen3_lib.io.tensors import BY_ROWS, AnyTensor, alike, below
+from qwen3_lib.io.tensors import BY_ROWS, EMBEDDING, AnyTensor, alike, below
 from qwen3_lib.kernels.disk import Files, no_slots, with_slots
 from qwen3_lib.kernels.hybrid import Vocabulary
 from qwen3_lib.kernels.kind import Kind, kind_for
 from qwen3_lib.kernels.layout import (BF16, EXPERT, F32, FEW, FORMATS, FORMS, GATE, HEAD_NORMS, LINEAR, NORMS, PANEL,
                                       PROMPT, ROUNDED, ROUTING, WEIGHT, Layers, Q, Space, address_table, is_packed,
-                                      packed_shape)
+                                      packed_shape, padded)
 from qwen3_lib.kernels.memory import LargePages, Reused, experts_of, let_go, work_space
 from qwen3_lib.kernels.packing import forms_of, matrix_rows, packed_form
 from qwen3_lib.kernels.team import Team
@@ -175,12 +175,22 @@ def move_layer(w: Weights) -> None:
         w.moving.release()
 
 
-def with_head_rows(w: Weights, rows: slice) -> Weights:
-    """The same weights, whose lm_head has these rows; if it is packed, they begin with a block."""
-    head = w.layers.head.copy()
-    head["address"] += rows.start // (PANEL if is_packed(int(head[0].form)) else 1) * head["stride"]
-    head["rows"] = rows.stop - rows.start
-    return replace(w, layers=w.layers._replace(head=head))
+def with_heads(load: Callable[[Source], Weights], source: Source, heads: list[Any]) -> Iterator[Weights]:
+    """The weights of a source, as often as there are heads, each with one of these tensors [rows, hidden_size]."""
+    if len({head.dtype for head in heads}) > 1:
+        heads = [Tensor("F32", to_float32(head), head.mapping) for head in heads]
+    (rows, d), apart = heads[0].shape, padded(heads[0].shape[0], PANEL)  # so that each begins with a block
+    table = np.zeros((len(heads), apart, d), heads[0].data.dtype)
+    for part, head in zip(table, heads):
+        part[:rows] = head.data
+    config = replace(source.config, vocab_size=len(heads) * apart)
+    joined = source.tensors | {EMBEDDING: heads[0]._replace(data=table.reshape(-1, d))}
+    w = load(replace(source, config=config, tensors=joined))
+    for i in range(len(heads)):
+        head = w.layers.head.copy()
+        head["address"] += i * apart // (PANEL if is_packed(int(head[0].form)) else 1) * head["stride"]
+        head["rows"] = rows
+        yield replace(w, layers=w.layers._replace(head=head))
 
 
 def bytes_in(matrices: Iterable[np.ndarray]) -> dict[int, int]:

@@ -67,7 +67,10 @@ def test_linear(name, rows, n):
     w = reference(data, weight)
     if rows:
         some = rng.integers(0, rows, min(2 * rows, 20))
-        np.testing.assert_array_equal(matrix_rows(np.array([weight]), some), w[some])
+        for ids in (some, some[:1]):
+            found = matrix_rows(np.array([weight]), ids)
+            np.testing.assert_array_equal(found, w[ids])
+            found[:] = np.nan  # the caller's own: the products below don't change
     xs = rng.standard_normal((31, n)).astype(np.float32)
     singly = {t: multiplied(weight, xs[t:t + 1])[0][0] for t in (0, 2, 5, 7, 8, 23, 30)}
     for n_vectors in (3, 8, 9, 31):

@@ -5,6 +5,7 @@ import ctypes
 import math
 import mmap
 from concurrent.futures import ThreadPoolExecutor
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,7 @@ from qwen3_lib.kernels.build import kernel
 from qwen3_lib.kernels.disk import ExpertFile
 from qwen3_lib.kernels.layout import (BF16, BIAS, F16, F32, FORMATS, GROUP, INT4, INT5, INT8, LARGEST, PANEL, Q4_0,
                                       Q4_1, Q4_K, Q5_1, Q5_K, Q6_K, Q8_1, ROUNDED, SHARING, SMALLEST, WEIGHT,
-                                      address_table, factors_size, is_packed, packed_shape, padded, unit_size)
+                                      address_table, is_packed, packed_shape, padded)
 from qwen3_lib.kernels.memory import LargePages, empty, zeros
 from qwen3_lib.io.errors import InputError
 
@@ -29,6 +30,10 @@ MORE_BITS = {"fc": INT8, "v_proj": INT8, "o_proj": INT5, "embed_tokens": INT5, "
 FORMS_OF_BITS = {2: (Q4_0, Q4_1, INT8), 3: (Q4_1, INT8), 4: (Q4_0, Q4_1, INT8), 5: (Q5_1, INT8), 6: (Q8_1, BF16),
                  8: (INT8, Q8_1, BF16), 16: (BF16,), 32: (F32,)}
 OF_GGUF = {4: Q4_K, 5: Q5_K, 6: Q6_K}  # the same of a tensor with `factored` scales
+# The first bit of the numbers of two groups in a byte, and of further bits, n for a number: see layout.py.
+HALVES_AT = np.uint32([[0], [4]])
+BITS_AT = {n: np.arange(0, 8, n, np.uint32).reshape(-1, 2).T.reshape(2, 1, -1) for n in (1, 2)}
+BYTES = 0x01010101  # a byte four times
 
 
 def packed_form(name: str, quantize: str) -> int:
@@ -63,47 +68,65 @@ def as_packed(formats: dict[str, tuple[int, ...]], shapes: dict[str, tuple[int, 
             for name, forms in formats.items()}
 
 
+@lru_cache(64)
+def fields_of(address: int, stride: int, form: int, n_rows: int) -> dict[str, np.ndarray]:
+    """A matrix as it lies in memory: `rows` [rows, numbers], or the fields of the blocks of a packed one.
+
+    These are [blocks, parts, units of a part, ..., 32 rows], four bytes as a uint32. A part's units share `factors`.
+    """
+    format_ = FORMATS[form]
+    blocks = -(-n_rows // PANEL) if is_packed(form) else n_rows
+    memory = (ctypes.c_uint8 * (blocks * stride)).from_address(address)
+    if not is_packed(form):
+        return {"rows": np.frombuffer(memory, {F32: "f4", F16: "f2"}.get(form, "u2")).reshape(blocks, -1)}
+    scale, lowest = ("i1", "u1") if format_.shared else ("u2", "f4")
+    unit = np.dtype([("scales", scale, (format_.halves, PANEL)),
+                     *[("minima", lowest, (format_.halves, PANEL))] * format_.minima,
+                     *[("bits", "u4", (2, PANEL))] * (format_.high_bits > 0),
+                     ("numbers", "u4", (format_.group // 4, PANEL))])
+    part = np.dtype([*[("factors", "f2", (1 + format_.minima, 1, PANEL))] * (format_.shared > 0),
+                     ("units", unit, (max(format_.shared, 1),))])
+    parts = np.frombuffer(memory, part).reshape(blocks, -1)
+    return {name: parts["units"][name] for name in unit.names} | {name: parts[name] for name in part.names[:-1]}
+
+
+@cache
+def scale_table(form: int) -> np.ndarray:
+    """By the 16 bits of a scale: float32 [65536, 2], the scale, and what is subtracted from each number."""
+    format_, words = FORMATS[form], np.arange(2**16)
+    scales = words.astype(np.uint16).view(np.float16) if format_.float16 else \
+        ((words << 13) + BIAS).astype(np.int32).view(np.float32)
+    constant = format_.offset or format_.minima
+    zeros = np.full(2**16, format_.offset) if constant else (6 + (words & 15) / 4) * (1 + format_.high_bits)
+    return np.stack([scales, zeros], axis=1, dtype=np.float32, casting="same_kind")
+
+
 def matrix_rows(matrix: np.ndarray, ids: Any) -> np.ndarray:
     """Rows ids [n] of a WEIGHT [1] as float32 [n, columns]."""
     (address, stride, form, n_rows, columns), ids = matrix.tolist()[0], np.asarray(ids)
-    blocks = -(-n_rows // PANEL) if is_packed(form) else n_rows
-    data = np.frombuffer((ctypes.c_uint8 * (blocks * stride)).from_address(address), np.uint8).reshape(blocks, stride)
+    format_, fields = FORMATS[form], fields_of(address, stride, form, n_rows)
+    which = int(ids[0]) if len(ids) == 1 else ids  # a single row needs no copies
     if not is_packed(form):
-        rows = data[ids].view({F32: np.float32, F16: np.float16}.get(form, np.uint16))[:, :columns]
-        rows = (rows.astype(np.uint32) << 16).view(np.float32) if form in (BF16, ROUNDED) else rows
-        return np.ascontiguousarray(rows, np.float32)
-    format_, size, head = FORMATS[form], int(unit_size(form)), int(factors_size(form))
-    halves, weights, n, lanes = format_.halves, PANEL * format_.group, np.arange(len(ids)), ids % PANEL
-    parts = data[ids // PANEL].reshape(len(ids), -1, format_.shared * size + head if format_.shared else stride)
-    units = parts[..., head:].reshape(len(ids), -1, size)
-
-    def of_row(values: np.ndarray, *last: int) -> np.ndarray:
-        return values.reshape(*values.shape[:2], -1, PANEL, *last)[n, :, :, lanes]
-
-    scale, lowest = ("i1", "u1") if format_.shared else ("u2", "f4")
-    ends = np.cumsum([np.dtype(scale).itemsize * halves * PANEL, np.dtype(lowest).itemsize * halves * PANEL])
-    words = of_row(units[..., :ends[0]].copy().view(scale))  # [n, units, halves]
-    minima = of_row(units[..., ends[0]:ends[1]].copy().view(lowest)) if format_.minima else None
-    bytes_, further = of_row(units[..., -weights:], 4), units[..., -weights - 256:-weights]
-    q = bytes_[:, :, None] if halves == 1 else np.stack([bytes_ & 15, bytes_ >> 4], axis=2)  # [n, units, halves, 8, 4]
+        rows = fields["rows"][which, :columns]
+        rows = (rows.astype(np.uint32) << 16).view(np.float32) if form in (BF16, ROUNDED) else rows.astype(np.float32)
+        return rows.reshape(len(ids), columns)
+    block, row = divmod(which, PANEL)
+    found = {name: field[block, :, :, :, row] for name, field in fields.items()}  # [.., parts, units, ...]
+    halves = format_.halves
+    q = found["numbers"][..., None, :] >> HALVES_AT[:halves] & (BYTES * 15 if halves > 1 else BYTES * 255)
     if n_bits := format_.high_bits:
-        shifts = np.arange(0, 8, n_bits, np.uint8).reshape(-1, 2).T.reshape(2, 1, -1, 1)  # halves, then four columns
-        bits = of_row(further, 4)[:, :, None, :, None] >> shifts & np.uint8(2**n_bits - 1)
-        q = q | bits.reshape(q.shape) << 4
+        bits = found["bits"][..., None, :, None] >> BITS_AT[n_bits] & BYTES * (2**n_bits - 1)
+        q |= bits.reshape(q.shape) << 4
     if format_.shared:
-        common = of_row(parts[..., :head].copy().view("f2")).astype(np.float32).repeat(format_.shared, axis=1)
-        scales, minima = common[:, :, :1] * words, None if minima is None else common[:, :, 1:] * minima
+        factors = found["factors"].astype(np.float32)
+        scales, zeros = (factors[..., :1, :] * found["scales"])[..., None], np.float32(format_.offset)
     else:
-        scales = words.view(np.float16).astype(np.float32) if format_.float16 else \
-            ((words.astype(np.int32) << 13) + np.int32(BIAS)).view(np.float32)
-    if minima is not None:
-        rows = scales[..., None, None] * (q - np.float32(format_.offset)) + minima[..., None, None]
-    elif format_.offset:
-        rows = scales[..., None, None] * (q - np.float32(format_.offset))
-    else:
-        offset = (6 + (words & 15)[..., None, None] / np.float32(4)) * (1 + format_.high_bits)
-        rows = scales[..., None, None] * (q - offset)
-    return np.ascontiguousarray(rows.reshape(len(ids), -1)[:, :columns], np.float32)
+        pairs = scale_table(form)[found["scales"]][..., None, :]
+        scales, zeros = pairs[..., 0], pairs[..., 1]
+    rows = scales * (q.view(np.uint8) - zeros)  # [.., parts, units, halves, group]
+    if format_.minima:
+        rows += (factors[..., 1:, :] * found["minima"] if format_.shared else found["minima"])[..., None]
+    return np.ascontiguousarray(rows.reshape(len(ids), -1)[:, :columns])
 
 
 class Packer:

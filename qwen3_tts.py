@@ -72,9 +72,8 @@ TALKER = USUAL | {"vocab_size": 3072, "intermediate_size": 2048, "num_hidden_lay
                   "codec_think_eos_id": 4205, "codec_pad_id": 4196, "codec_bos_id": 4197}
 PREDICTOR = USUAL | {"vocab_size": 2048, "intermediate_size": 3072, "num_hidden_layers": 5, "num_key_value_heads": 8,
                      "head_dim": 128}
-DECODER = USUAL | {"codebook_size": 2048, "intermediate_size": 3072, "num_hidden_layers": 8, "num_key_value_heads": 16,
-                   "rms_norm_eps": 1e-5, "sliding_window": 72, "upsample_rates": [8, 5, 4, 3],
-                   "upsampling_ratios": [2, 2], "num_quantizers": 16}
+DECODER = USUAL | {"intermediate_size": 3072, "num_hidden_layers": 8, "num_key_value_heads": 16, "rms_norm_eps": 1e-5,
+                   "sliding_window": 72, "upsample_rates": [8, 5, 4, 3], "upsampling_ratios": [2, 2]}
 DRAWING = {"do_sample": True, "temperature": 0.9, "top_k": 50, "top_p": 1.0, "repetition_penalty": 1.05,
            "subtalker_dosample": True, "subtalker_temperature": 0.9, "subtalker_top_k": 50, "subtalker_top_p": 1.0}
 MARKS = {"pad": 151671, "bos": 151672, "eos": 151673}  # ids of the text side
@@ -368,8 +367,9 @@ def decode_block(codec: Codec, codes: np.ndarray, state: dict[str, Any]) -> np.n
     return np.clip(x[:, 0], -1, 1)
 
 
-def read_codec(folder: Path) -> Codec:
-    """The codec in a folder. Raises InputError for what is missing, damaged or not computed here."""
+def read_codec(folder: Path, groups: int, size: int) -> Codec:
+    """The codec in a folder, for frames of so many codes below `size`. Raises InputError for what is missing, damaged
+    or not computed here."""
     raw, file, w = read_json_object(folder / "config.json"), folder / "config.json", dict[str, np.ndarray]()
     about: dict[str, Any] = DECODER | given(raw, "decoder_config")
     stored = map_safetensors(folder / "model.safetensors")
@@ -385,13 +385,13 @@ def read_codec(folder: Path) -> Codec:
             tensor = tensor[:, 0].T if tensor.ndim == 3 and "dwconv" in name else as_matrix(tensor)  # [kernel, d]
             w[name] = np.asfortranarray(tensor)  # so a product with the transposed takes 4 % less time
         books = [f"quantizer.rvq_{'rest' if i else 'first'}.vq.layers.{max(i - 1, 0)}._codebook."
-                 for i in range(about["num_quantizers"])]
+                 for i in range(groups)]
         w["codebooks"] = np.stack([w[f"{book}embedding_sum"] / np.maximum(w[f"{book}cluster_usage"], np.float32(1e-5))[
             :, None] for book in books])
-        codec = Codec(sizes_of(about | {"vocab_size": about["codebook_size"]}, file), about,
+        codec = Codec(sizes_of(about | {"vocab_size": size}, file), about,
                       math.prod([*about["upsampling_ratios"], *about["upsample_rates"]]),
                       checked_whole(f"{file}: output_sample_rate", raw.get("output_sample_rate", 24_000), 1), w)
-        decode(codec, np.zeros((1, len(books)), int), {})
+        decode(codec, np.full((1, groups), size - 1), {})
     except (ArithmeticError, KeyError, ValueError, IndexError, TypeError) as error:  # a tensor or size that doesn't fit
         raise InputError(f"{folder}: the codec's weights don't fit config.json: {brief(error)}") from error
     return codec
@@ -430,9 +430,9 @@ class Voices(Media):
         self.kind, self.ids = source.about.get("tts_model_type"), given(about, "codec_language_id")
         self.names, self.dialects = ({name.lower(): value for name, value in given(about, key).items()}
                                      for key in ("spk_id", "spk_is_dialect"))
-        self.languages = [name for name in self.ids if "dialect" not in name]
-        file, self.about = source.path / "config.json", PREDICTOR | given(about, "code_predictor_config")
-        self.config, size = replace(sizes_of(self.about, file), tie_word_embeddings=True), source.config.vocab_size
+        file, size = source.path / "config.json", source.config.vocab_size
+        predictor = sizes_of(PREDICTOR | given(about, "code_predictor_config"), file)
+        self.config = replace(predictor, tie_word_embeddings=True)  # with a head, as if that were the embedding
         self.groups = checked_whole(f"{file}: num_code_groups", about["num_code_groups"], 2)
         marks = {key: about[key] for key in TALKER if key.startswith("codec_")}
         for name, value in (marks | self.names | self.ids).items():
@@ -451,16 +451,14 @@ class Voices(Media):
 
     @cached_property
     def codec(self) -> Codec:
-        codec = read_codec(self.source.path / "speech_tokenizer")
-        if codec.weights["codebooks"].shape[:2] != (self.groups, self.config.vocab_size):
-            raise InputError(f"{self.source.path}: speech_tokenizer has other codes than the code predictor")
-        return codec
+        return read_codec(self.source.path / "speech_tokenizer", self.groups, self.config.vocab_size)
 
     @cached_property
     def tensors(self) -> dict[str, Any]:
         """All that stands around the talker, by shorter names. Raises InputError if one is missing or doesn't fit."""
         found = {name.removeprefix(start): tensor for start in AROUND_TALKER
                  for name, tensor in self.source.tower.items() if name.startswith(start)}
+        found["model.embed_tokens.weight"] = found.get("lm_head.0.weight")
         size, width, within = self.config.vocab_size, self.source.config.hidden_size, self.config.hidden_size
         words, inner = (self.source.language.get(f"text_{name}_size") for name in ("vocab", "hidden"))
         shapes: dict[str, Any] = {"text_embedding.weight": (words, inner)}
@@ -470,7 +468,7 @@ class Voices(Media):
             shapes |= {f"{NARROW}.weight": (within, width), f"{NARROW}.bias": (within,)}
         for i in range(self.groups - 1):
             shapes |= {f"lm_head.{i}.weight": (size, within), f"model.codec_embedding.{i}.weight": (size, width)}
-        return found | qwen3.fitting(found, shapes, False, self.source.path)
+        return qwen3.fitting(found, shapes | QWEN3.shapes(self.config), True, self.source.path)
 
     @cached_property
     def weights(self) -> dict[str, np.ndarray]:
@@ -492,8 +490,7 @@ class Voices(Media):
         """The code predictor in this engine: a model for each code after c0, with the same layers and another head."""
         if engine not in self.models:
             heads, none = [self.tensors[f"lm_head.{i}.weight"] for i in range(self.groups - 1)], cast(Any, None)
-            tensors = self.tensors | {"model.embed_tokens.weight": heads[0]}  # a head, as if it were tied
-            tensors = qwen3.fitting(tensors, QWEN3.shapes(self.config), True, self.source.path)
+            tensors = {name: self.tensors[name] for name in QWEN3.shapes(self.config) if name in self.tensors}
             kind = replace(QWEN3, engine=engine, fewest="int8", fast=self.source.kind.fast)
             source = replace(self.source, kind=kind, config=self.config, tensors=tensors, tower={}, heads={})
             self.models[engine] = [Model(source, self.config, weights, none, Sampling(), (), None, engine)
@@ -620,8 +617,8 @@ def language_spoken(voices: Voices, name: str | None) -> str:
     """The language as the model calls it, by its name or code (en, en-US); "auto" for None. Raises InputError."""
     asked = "auto" if name is None else str(name).strip().lower()
     found = CODES.get(asked.replace("_", "-").partition("-")[0], asked)
-    if found not in ("auto", *voices.languages):
-        raise InputError(f"the language {brief(repr(name))} is none of auto, {', '.join(voices.languages)}")
+    if found not in (known := ["auto", *(each for each in voices.ids if "dialect" not in each)]):
+        raise InputError(f"the language {brief(repr(name))} is none of {', '.join(known)}")
     return found
 
 

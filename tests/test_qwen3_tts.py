@@ -572,13 +572,22 @@ def test_values_in_config_json(path, tmp_path, place, value, words):
 
 @pytest.mark.parametrize("key, value", [
     ("sliding_window", 0), ("upsample_rates", [4, "x"]), ("upsample_rates", [4, 0]), ("upsample_rates", [4, -3]),
-    ("upsample_rates", 5), ("upsampling_ratios", [2, 3]), ("num_attention_heads", 3), ("num_quantizers", 7)])
+    ("upsample_rates", 5), ("upsampling_ratios", [2, 3]), ("num_attention_heads", 3)])
 def test_values_in_the_codecs_config(path, tmp_path, key, value):
     folder, config = copy_of(path, tmp_path), codec_config()
     config["decoder_config"][key] = value
     (folder / "speech_tokenizer/config.json").write_text(json.dumps(config))
     found = message_of(lambda: speak(qwen3.load_model(folder), TEXT).samples)
     assert_one_line(found, "speech_tokenizer")
+
+
+@pytest.mark.parametrize("groups, size", [(6, 32), (4, 64)])
+def test_a_codec_with_fewer_codes(tmp_path, groups, size):
+    """Than the code predictor draws: 6 of 64."""
+    codec = codec_config(groups)
+    codec["decoder_config"]["codebook_size"] = size
+    path = make_talking(tmp_path / "a", codec=codec)
+    assert_one_line(message_of(lambda: speak(qwen3.load_model(path), TEXT)), "speech_tokenizer", "the codec's weights")
 
 
 def test_a_long_prompt_in_pieces(model, monkeypatch):

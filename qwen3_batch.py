@@ -98,8 +98,8 @@ def run(args: argparse.Namespace) -> int:
     slots = AT_ONCE if speaks(model) else slots_in(model, longest, memory)
     with Results(args.out, description(source, model, settings), source) as journal:
         form = "plain text, one prompt per line; " if source.form == "text" else ""
-        note(f"{args.input}: {form}records: {source.n_records}, {slots} at a time, each of at most {longest} "
-             "tokens with its answer")
+        most = "" if speaks(model) else f", each of at most {longest} tokens with its answer"
+        note(f"{args.input}: {form}records: {source.n_records}, {slots} at a time{most}")
         batch = Choir() if speaks(model) else Batch(model, slots, longest)
         run_job(source, journal, batch, lambda row, line: request_of_row(model, settings, row, line, folder, longest),
                 args.openai, args.fail_fast)

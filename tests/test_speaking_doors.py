@@ -443,6 +443,16 @@ def test_a_batch_file_of_texts(path, tmp_path, capfd):
         (tmp_path / "out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in results[3:]))
 
 
+def test_what_a_batch_file_of_texts_tells(path, tmp_path, capfd):
+    """Frames of sound, no tokens."""
+    (tmp_path / "in.jsonl").write_text(json.dumps({"speak": TEXT, "seed": 1}))
+    *_, told = run_main(capfd, tmp_path / "in.jsonl", "--out", tmp_path / "out.jsonl", "--model", path,
+                        main=qwen3_batch.main)
+    n = round(json.loads((tmp_path / "out.jsonl").read_text())["seconds"] * 24_000) // 48
+    begins, ends = told.splitlines()
+    assert begins.endswith(f"records: 1, {AT_ONCE} at a time") and f"1 record answered, {n} frames in " in ends
+
+
 def test_a_batch_file_for_a_model_that_does_not_speak(tmp_path, capfd):
     status, [found] = batch(tmp_path, capfd, ROOT / "demo", {"speak": "a"})
     assert status == 1 and "can't speak" in found["error"]

@@ -21,7 +21,7 @@ from qwen3_lib.app.subtitles import as_object
 from qwen3_lib.io.facts import NUMPY, engine_name, model_name
 from qwen3_lib.app.terminal import note
 from qwen3_lib.app.talk import in_16_bits, wav_header
-from qwen3_lib.generation.choir import Spoken, SpokenRequest
+from qwen3_lib.generation.choir import Choir, Spoken, SpokenRequest
 from qwen3_lib.generation.transcript import SpeechRequest
 from qwen3_lib.io.errors import InputError, counted
 from qwen3_lib.io.progress import progress
@@ -100,7 +100,7 @@ def run_job(source: Records, journal: Results, batch: Any,
     todo = ((line, row) for line, row in source.rows() if line < len(journal.done) and not journal.done[line])
     n_before = n_shown = journal.n_done
     n_tokens, began = 0, (told := time.monotonic())
-    bars = sys.stderr is not None and sys.stderr.isatty()
+    bars, unit = sys.stderr is not None and sys.stderr.isatty(), "frame" if isinstance(batch, Choir) else "token"
 
     def fail(error: InputError, line: int, record_id: Id | None) -> None:
         if fail_fast:
@@ -146,7 +146,7 @@ def run_job(source: Records, journal: Results, batch: Any,
                     journal.write(line, answer_row(outcome, line, record_id, openai), True)
                 del running[line]
             journal.sync(every=SYNC)
-            speed = f"{n_tokens / (time.monotonic() - began):.0f} tokens/s"
+            speed = f"{n_tokens / (time.monotonic() - began):.0f} {unit}s/s"
             if not bars and time.monotonic() - told >= TELL:
                 told = time.monotonic()
                 note(f"{journal.name}: {journal.so_far}, {speed}")
@@ -156,5 +156,5 @@ def run_job(source: Records, journal: Results, batch: Any,
     source.check_unchanged()
     before = f" ({n_before} were done before)" if n_before else ""
     failed = f"; {counted(journal.n_failed, 'record')} failed: the results say why" if journal.n_failed else ""
-    note(f"{journal.name}: {counted(journal.n_answered, 'record')} answered{before}, {counted(n_tokens, 'token')} in "
+    note(f"{journal.name}: {counted(journal.n_answered, 'record')} answered{before}, {counted(n_tokens, unit)} in "
          f"{time.monotonic() - began:.1f} s{failed}")

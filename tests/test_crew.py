@@ -1,5 +1,6 @@
 """qwen3_lib/kernels/crew.py: each piece of work is done once, by whoever has time, and threads wait for pieces only."""
 import ctypes
+import os
 import random
 import signal
 import subprocess
@@ -104,6 +105,36 @@ def test_a_thread_that_waits_for_long_sleeps():
     assert spent[0] < 0.5
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_getaffinity") or len(os.sched_getaffinity(0)) < 2,
+                    reason="Linux and two cores are needed")
+def test_a_thread_that_waits_lends_its_core_and_takes_it_back():
+    """To one that holds a piece and doesn't run: here it sleeps until it is lent a core."""
+    begun, ended, team = np.zeros(1, np.int64), np.ones(1, np.int64), Team(2)
+    in_time(lambda: team.run(lambda record, rank: wait_for_a_piece(record, rank, begun, ended), np.zeros(1, JOB)))
+    begun[:] = ended[:] = 0
+    threads, lent = [0, 0], list[set[int]]()
+
+    def part(record, rank):
+        threads[rank] = threading.get_native_id()
+        wait_for_a_piece(record, rank, begun, ended)
+
+    def watch():
+        while not ended[0]:
+            if begun[0] and len(cpus := os.sched_getaffinity(threads[1])) == 1:
+                lent.append(cpus)
+                ended[0] = 1
+
+    def run():
+        watcher = threading.Thread(target=watch, daemon=True)
+        watcher.start()
+        team.run(part, np.zeros(1, JOB))
+        watcher.join()
+        return [os.sched_getaffinity(thread) for thread in threads]
+
+    before = os.sched_getaffinity(0)
+    assert in_time(run) == [before] * 2 and lent[0] < before
+
+
 # ---- Real kernels ----------------------------------------------------------------------------------------------------
 
 PROMPTS = [5, 40, 1, 1, 300, 3, 1]  # lengths of passes, one after the other
@@ -139,7 +170,8 @@ def test_threads_that_stop_at_any_moment_change_no_bit(name, n_threads):
     expected = logits_of(fast.load_model(ROOT / name, threads=1))
     model, libc, over = fast.load_model(ROOT / name, threads=n_threads), ctypes.CDLL(None), threading.Event()
     libc.signal.argtypes, threads = (ctypes.c_int, ctypes.c_void_p), list[int]()
-    model.weights.team.run(lambda _, rank: threads.append(threading.get_ident()), np.zeros(1, JOB))
+    cpus, job = [], np.zeros(1, JOB)
+    model.weights.team.run(lambda _, rank: threads.append(threading.get_ident()), job)
     libc.signal(int(signal.SIGRTMAX), ctypes.cast(libc.usleep, ctypes.c_void_p))
 
     def stop_some():
@@ -155,6 +187,8 @@ def test_threads_that_stop_at_any_moment_change_no_bit(name, n_threads):
     try:
         for _ in range(3):
             assert all(map(np.array_equal, logits_of(model), expected))
+        model.weights.team.run(lambda _, rank: cpus.append(os.sched_getaffinity(0)), job)
+        assert cpus == [os.sched_getaffinity(os.getpid())] * n_threads  # cores that were lent are given back
     finally:
         over.set()
         stopper.join()

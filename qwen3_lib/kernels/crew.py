@@ -3,8 +3,8 @@
 Work is cut into pieces, and each thread has a share of them. It takes its own pieces from the first one on, so its
 caches and pages stay; then the last ones of others, so nobody waits for a slow core, or a busy one. It takes several
 at a time while many are left, and one at the end. Threads wait for pieces and never for each other: a thread whose
-core was taken holds up the others only if it is in the midst of a piece. Later it finds all pieces taken, and catches
-up.
+core was taken holds up the others only if it is in the midst of a piece. Then a thread that waits lends it its core
+(Linux). Otherwise it finds all pieces taken later, and catches up.
 
 So whatever a thread reads outside of its pieces must be the same during the whole job: the number of pieces above all.
 """
@@ -18,17 +18,19 @@ from numba.extending import intrinsic
 from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.cpu import FEATURES
 from qwen3_lib.kernels.fields import compiled
-from qwen3_lib.kernels.intrinsics import int64s_at
-from qwen3_lib.kernels.layout import ABANDONED, DONE, FEW, MEMBER_SIZE, MEMBERS, PROMISED, READY, WAITING
+from qwen3_lib.kernels.intrinsics import int64s_at, result_at
+from qwen3_lib.kernels.layout import (ABANDONED, C_FUNCTIONS, CALLED, CHOSEN, CPUS, CPUS_SIZE, DONE, FEW, HOLDS, LENT,
+                                      MEMBER_SIZE, MEMBERS, PROMISED, READY, THREAD, TIME, WAITING)
 from qwen3_lib.kernels.vectors import I32, I64, call
 
 # Pieces for each thread, of few tokens and of many. Few tokens take 20 to 60 us a matrix, to begin a piece costs 0.5.
 PIECES, MANY_PIECES = 2, 32
 MOST_TAKEN = 4  # so many are taken at a time, at the end half of those that are left: then nobody waits for long
 # How often a waiting thread looks until it calls sched_yield: for 25 us on a Zen 5, longer than a piece of few tokens.
-# How often it calls that: for 0.1 ms. Then it sleeps for so many us in between: Linux moves another thread to this core
-# only while the core is without work, and only a thread that hasn't run for 0.5 ms.
-LOOKS, YIELDS, NAP = 1000, 250, 50
+# How often it calls that: for 0.1 ms; after so many times, 20 us, it looks for a thread to lend its core to. Then it
+# sleeps for so many us in between: a core without work takes a waiting thread from another one.
+LOOKS, YIELDS, YIELDS_UNTIL_LENT, NAP = 1000, 250, 50, 50
+CLOCK_GETTIME, SCHED_GETCPU, SCHED_GETAFFINITY, SCHED_SETAFFINITY = range(len(C_FUNCTIONS))
 
 
 class Crew(NamedTuple):
@@ -124,9 +126,10 @@ def pieces(n, unit, n_tokens, crew):
     units, parts = (n + unit - 1) // unit, pieces_for(n_tokens, crew)
     step = max((units + parts - 1) // parts, 1) * unit
     count, members = (n + step - 1) // step, crew.shared + 8 * MEMBERS
-    mine = int64s_at(members + 8 * MEMBER_SIZE * crew.rank, (MEMBER_SIZE,))
+    mine = int64s_at(member(crew, crew.rank), (MEMBER_SIZE,))
     number = mine[PROMISED]
     mine[PROMISED] += count
+    mine[HOLDS] = 1
     for turn in range(crew.n_threads):
         other = crew.rank + turn - (crew.n_threads if crew.rank + turn >= crew.n_threads else 0)
         before, end = count * other // crew.n_threads, count * (other + 1) // crew.n_threads
@@ -153,12 +156,85 @@ def items(n, crew):
 @compiled
 def wait(crew):
     """Waits until all pieces so far are done, or a thread has failed."""
-    mine = int64s_at(crew.shared + 8 * (MEMBERS + MEMBER_SIZE * crew.rank), (MEMBER_SIZE,))
+    mine = int64s_at(member(crew, crew.rank), (MEMBER_SIZE,))
     promised, done = mine[PROMISED], crew.shared + 8 * DONE
     if mine[READY] > 0:
         added(done, mine[READY])
         mine[READY] = 0
-    n = 0
+    mine[HOLDS] = 0
+    n, other = 0, np.int64(-1)
     while loaded(done) < promised and loaded(crew.shared + 8 * ABANDONED) == 0:
         pause(n)
         n += 1
+        if other < 0 and n > LOOKS and (n % YIELDS_UNTIL_LENT == 0 or n > LOOKS + YIELDS):
+            other = lend_core(crew, mine)
+            if other >= 0:
+                n += YIELDS  # it sleeps: the other thread has the core
+    if other >= 0:
+        take_back(crew, mine, int64s_at(member(crew, other), (MEMBER_SIZE,)))
+
+
+# ---- A core for a thread that others wait for ------------------------------------------------------------------------
+# Linux alone moves a thread only 0.5 ms after it last ran, and a busy program may keep it from its core for 5 ms.
+
+@compiled
+def member(crew, rank):
+    """The address of the int64 [MEMBER_SIZE] of a thread, see layout.py."""
+    return crew.shared + 8 * (MEMBERS + MEMBER_SIZE * rank)
+
+
+@compiled
+def called(crew, name, arguments):
+    """What a C function returns, an int; `name`: its number in C_FUNCTIONS."""
+    return np.int32(result_at(loaded(crew.shared + 8 * (CALLED + name)), arguments))
+
+
+@compiled
+def cpu_time(crew, mine, thread):
+    """The CPU time of a thread in ns. Linux makes the number of its clock from its own number."""
+    called(crew, CLOCK_GETTIME, (~thread << 3 | 6, mine.ctypes.data + 8 * TIME))
+    return mine[TIME] * 10**9 + mine[TIME + 1]
+
+
+@compiled
+def set_cpus(crew, mine, thread, where):
+    """Lets a thread run on the CPUs at CPUS or CHOSEN only, and moves it there if need be."""
+    called(crew, SCHED_SETAFFINITY, (thread, np.int64(8 * CPUS_SIZE), mine.ctypes.data + 8 * where))
+
+
+@compiled
+def this_cpu(crew):
+    """(the place among the int64 of a set of CPUs, the bit there) of the CPU that this thread runs on."""
+    cpu = np.int64(called(crew, SCHED_GETCPU, (np.int64(0),)))
+    return cpu // 64, np.int64(1) << cpu % 64
+
+
+@compiled
+def lend_core(crew, mine):
+    """Moves a thread that may hold pieces and whose CPU time stands still to this thread's core -> its rank, or -1."""
+    for other in range(crew.n_threads):
+        theirs = int64s_at(member(crew, other), (MEMBER_SIZE,))
+        thread, holds = theirs[THREAD], loaded(theirs.ctypes.data + 8 * HOLDS)
+        if other == crew.rank or thread == 0 or holds == 0:
+            continue
+        if cpu_time(crew, mine, thread) == cpu_time(crew, mine, thread) and \
+                exchanged(theirs.ctypes.data + 8 * LENT, 0, 1):
+            place = thread, np.int64(8 * CPUS_SIZE), mine.ctypes.data + 8 * CPUS
+            if called(crew, SCHED_GETAFFINITY, place) == 0:
+                word, bit = this_cpu(crew)
+                for i in range(CPUS_SIZE):
+                    mine[CHOSEN + i] = bit if i == word else 0
+                set_cpus(crew, mine, thread, CHOSEN)
+                return other
+    return np.int64(-1)
+
+
+@compiled
+def take_back(crew, mine, theirs):
+    """Lets a thread run where it could before; if it is on this thread's core, it goes to another one first."""
+    word, bit = this_cpu(crew)
+    for i in range(CPUS_SIZE):
+        mine[CHOSEN + i] = mine[CPUS + i] & ~bit if i == word else mine[CPUS + i]
+    set_cpus(crew, mine, theirs[THREAD], CHOSEN)
+    set_cpus(crew, mine, theirs[THREAD], CPUS)
+    theirs[LENT] = 0

@@ -1,6 +1,7 @@
 """Threads: a team that runs one kernel together."""
 from __future__ import annotations
 
+import ctypes
 import os
 import queue
 import threading
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qwen3_lib.kernels.build import Kernel
-from qwen3_lib.kernels.layout import ABANDONED, crew_size
+from qwen3_lib.kernels.layout import ABANDONED, C_FUNCTIONS, CALLED, MEMBER_SIZE, MEMBERS, THREAD, crew_size
 from qwen3_lib.io.errors import InputError
 
 
@@ -28,6 +29,17 @@ def renew_lock() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=renew_lock)
+
+
+def addresses(names: Iterable[str]) -> list[int]:
+    """Where functions of the C library are; none if it lacks one: it isn't Linux's."""
+    try:
+        return [ctypes.cast(ctypes.CDLL(None)[name], ctypes.c_void_p).value or 0 for name in names]
+    except (TypeError, AttributeError):  # Windows, macOS
+        return []
+
+
+CALLS = addresses(C_FUNCTIONS)
 
 
 class Team:
@@ -68,12 +80,15 @@ class Team:
         if self.started_under is not starting:
             self._start()
         shared = np.zeros(crew_size(self.n_threads), np.int64)  # of this call only: nothing is left over
+        shared[CALLED:CALLED + len(CALLS)] = CALLS
         record["n_threads"], record["shared"] = self.n_threads, shared.ctypes.data
         failures: list[Exception] = []
         ended: queue.SimpleQueue = queue.SimpleQueue()
 
         def part(rank: int, _keeps: Any = kept) -> None:  # should a second Ctrl-C end the wait for threads
             """A thread's part."""
+            if CALLS:
+                shared[MEMBERS + MEMBER_SIZE * rank + THREAD] = threading.get_native_id()
             try:
                 kernel(record, rank)
             except Exception as error:  # whatever it is: the caller raises it

@@ -595,7 +595,7 @@ def speak(model: Model, text: str | Iterable[str], voice: str | None = None, lan
     if voices.kind == "custom_voice":
         speaker = next(iter(voices.names), "") if voice is None else str(voice).lower()
         if speaker not in voices.names:
-            raise InputError(f"the voice {brief(repr(speaker))} is none of {', '.join(voices.names)}")
+            raise InputError(f"voice must be one of {', '.join(voices.names)}, not {brief(repr(speaker))}")
         if instruct and voices.source.about.get("tts_model_size") == "0b6":
             raise InputError(f"{model.path}: the 0.6B takes no instruct; the 1.7B does")
     prompt = {"voice": speaker, "language": language_spoken(voices, language), "instruct": instruct or describe or "",
@@ -618,7 +618,7 @@ def language_spoken(voices: Voices, name: str | None) -> str:
     asked = "auto" if name is None else str(name).strip().lower()
     found = CODES.get(asked.replace("_", "-").partition("-")[0], asked)
     if found not in (known := ["auto", *(each for each in voices.ids if "dialect" not in each)]):
-        raise InputError(f"the language {brief(repr(name))} is none of {', '.join(known)}")
+        raise InputError(f"language must be one of {', '.join(known)}, not {brief(repr(name))}")
     return found
 
 
@@ -634,7 +634,7 @@ MODEL_TYPES = {"qwen3_tts": replace(
 # ---- The command line ------------------------------------------------------------------------------------------------
 
 OPTIONS = {  # name: its type, what stands for its value in the help, the help
-    "voice": (str, "NAME", "one of the model's voices (default: the first one of --voices)"),
+    "voice": (str, "NAME", "one of the model's voices (default: its first one)"),
     "language": (str, "NAME", "the language of the text, such as English or en (default: auto)"),
     "instruct": (str, "TEXT", "how to say it, such as \"very angry\" (1.7B)"),
     "describe": (str, "TEXT", "what the voice is like (VoiceDesign)"),

@@ -201,7 +201,7 @@ def test_voices(served):
     ({"voice": "alloy"}, "voice", "voice must be one of serena, dylan, eric, not 'alloy'"), ({"voice": 3}, "voice", ""),
     ({"speed": 1.5}, "speed", "speed can only be 1"),
     ({"response_format": "aac"}, "response_format", "one of wav, pcm"),
-    ({"stream_format": "x"}, "stream_format", "audio or sse"), ({"language": "Klingon"}, None, "Klingon"),
+    ({"stream_format": "x"}, "stream_format", "audio or sse"), ({"language": "Klingon"}, "language", "Klingon"),
     ({"instructions": "angry"}, None, "the 0.6B takes no instruct"), ({"seed": -2}, "seed", "seed"),
     ({"instructions": 3}, "instructions", "must be a text"), ({"temperature": -1}, "temperature", "temperature"),
     ({"voise": "serena"}, "voise", "unknown field voise; did you mean voice?")], ids=str)
@@ -438,7 +438,7 @@ def test_a_batch_file_of_texts(path, tmp_path, capfd):
             assert found == {"line": i + 1, "id": i + 1, "file": str(tmp_path / f"out-{i + 1}.wav"),
                              "seconds": len(samples) / 24_000, "finish_reason": found["finish_reason"]}
             assert found["finish_reason"] in ("stop", "length")
-        words = ("none of serena", "speak must be a text", '{"speak": "text"}', "no text to speak", "unknown field n")
+        words = ("one of serena", "speak must be a text", '{"speak": "text"}', "no text to speak", "unknown field n")
         assert all(word in found["error"] for word, found in zip(words, results[len(records):], strict=True))
         (tmp_path / "out.jsonl").write_text("".join(json.dumps(each) + "\n" for each in results[3:]))
 

@@ -155,7 +155,7 @@ def test_ctrl_c_keeps_what_was_spoken(path, tmp_path):
 
 
 @pytest.mark.parametrize("arguments, words", [
-    ((TEXT, "--voice", "nobody"), "none of serena"), ((TEXT, "--language", "fr"), "none of auto"), ((), "no text"),
+    ((TEXT, "--voice", "nobody"), "one of serena"), ((TEXT, "--language", "fr"), "one of auto"), ((), "no text"),
     ((TEXT, "--describe", "old"), "no describe"), ((TEXT, "--clone", "a.wav"), "no clone"),
     ((TEXT, "--out", "none/a.wav"), "none/a.wav: cannot be written"), ((TEXT, "--out", "a.MP3"), "only WAV"),
     ((TEXT, "--temperature", "-1"), "temperature"), ((TEXT, "--max-seconds", "-1"), "max_seconds"),
@@ -218,8 +218,8 @@ def test_three_files_alone(path, samples, tmp_path):
         assert_one_line(err, words, "qwen3_tts.py")
     assert run("--model", path, "Good", "morning.", *SEED, "--out", "a.wav") == (0, "", "")
     assert np.array_equal(numbers_in(tmp_path / "a.wav"), as_numbers(samples))
-    for arguments, words in (((path, "--voice", "nobody"), "none of serena"), ((ROOT / "demo",), "can't speak"),
-                             ((path, "--language", "fr"), "none of auto"), ((tmp_path,), "no folder with config.json")):
+    for arguments, words in (((path, "--voice", "nobody"), "one of serena"), ((ROOT / "demo",), "can't speak"),
+                             ((path, "--language", "fr"), "one of auto"), ((tmp_path,), "no folder with config.json")):
         status, out, err = run("--model", *arguments, TEXT, "--out", "b.wav")
         assert (status, out, (tmp_path / "b.wav").exists()) == (1, "", False)
         assert_one_line(err, words)

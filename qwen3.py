@@ -391,9 +391,12 @@ def penalize(logits: np.ndarray, sampling: Sampling, prompt: Iterable[int], answ
 def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.ndarray]:
     """The tokens that temperature, top-k, top-p and min-p leave of logits [vocab_size] -> (ids, probabilities)."""
     x = (logits - logits.max()) / np.float32(sampling.temperature)
-    ids = np.arange(len(x))
     if 0 < sampling.top_k < len(x):
-        ids = np.flatnonzero(x >= np.partition(x, -sampling.top_k)[-sampling.top_k])  # the k-th largest and all above
+        k, some = sampling.top_k, x[:max(8192, sampling.top_k)]  # whose k-th largest is at most that of all
+        ids = np.flatnonzero(x >= np.partition(some, -k)[-k])
+        ids = ids[x[ids] >= np.partition(x[ids], -k)[-k]]  # the k-th largest and all above
+    else:
+        ids = np.arange(len(x))
     if sampling.top_p < 1:  # the fewest that together reach top_p (Holtzman et al. 2019)
         probabilities = softmax(x[ids].astype(np.float64))  # a float32 sum of 151,936 small numbers would lose most
         # Tokens below this probability sum to less than 1 - top_p, so none is needed: that leaves few to sort.

@@ -1,6 +1,7 @@
 """One pass through the model for one sequence or several, and the tokens drawn from it."""
 from __future__ import annotations
 
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -44,8 +45,8 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
     if not some:
         return drawn
     logits, states = compute(model, parts, drafts)
-    rows = np.split(logits, np.cumsum([part.wanted for part in parts])[:-1])
-    hiddens = np.split(states, np.cumsum([len(part.token_ids) for part in parts])[:-1])
+    rows = split(logits, [part.wanted for part in parts])
+    hiddens = split(states, [len(part.token_ids) for part in parts])
     for i, guess, row, hidden in zip(some, guesses, rows, hiddens):
         sequence, cache, speculator = runs[i]
         right = 0
@@ -62,6 +63,11 @@ def step(model: Model, runs: list[Run], room: int | None = None) -> list[Any]:
         if speculator and speculator.mtp:
             speculator.mtp.follow(cache, hidden[:len(hidden) - len(guess) + right])
     return drawn
+
+
+def split(rows: np.ndarray, counts: list[int]) -> list[np.ndarray]:
+    """The first rows of an array, as many as the first count says, then the next ones, and so on."""
+    return [rows[end - n:end] for n, end in zip(counts, accumulate(counts))]
 
 
 def draw(sequence: Sequence, logits: np.ndarray, guess: list[int]) -> list[int]:

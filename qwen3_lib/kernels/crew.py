@@ -19,7 +19,7 @@ from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.cpu import FEATURES
 from qwen3_lib.kernels.fields import compiled
 from qwen3_lib.kernels.intrinsics import int64s_at, result_at
-from qwen3_lib.kernels.layout import (ABANDONED, C_FUNCTIONS, CALLED, CHOSEN, CPUS, CPUS_SIZE, DONE, FEW, HOLDS, LENT,
+from qwen3_lib.kernels.layout import (ABANDONED, C_FUNCTIONS, IN_C, CHOSEN, CPUS, CPUS_SIZE, DONE, FEW, HOLDS, LENT,
                                       MEMBER_SIZE, MEMBERS, PROMISED, READY, THREAD, TIME, WAITING)
 from qwen3_lib.kernels.vectors import I32, I64, call
 
@@ -184,28 +184,28 @@ def member(crew, rank):
 
 
 @compiled
-def called(crew, name, arguments):
+def c_call(crew, name, arguments):
     """What a C function returns, an int; `name`: its number in C_FUNCTIONS."""
-    return np.int32(result_at(loaded(crew.shared + 8 * (CALLED + name)), arguments))
+    return np.int32(result_at(loaded(crew.shared + 8 * (IN_C + name)), arguments))
 
 
 @compiled
 def cpu_time(crew, mine, thread):
     """The CPU time of a thread in ns. Linux makes the number of its clock from its own number."""
-    called(crew, CLOCK_GETTIME, (~thread << 3 | 6, mine.ctypes.data + 8 * TIME))
+    c_call(crew, CLOCK_GETTIME, (~thread << 3 | 6, mine.ctypes.data + 8 * TIME))
     return mine[TIME] * 10**9 + mine[TIME + 1]
 
 
 @compiled
 def set_cpus(crew, mine, thread, where):
     """Lets a thread run on the CPUs at CPUS or CHOSEN only, and moves it there if need be."""
-    called(crew, SCHED_SETAFFINITY, (thread, np.int64(8 * CPUS_SIZE), mine.ctypes.data + 8 * where))
+    c_call(crew, SCHED_SETAFFINITY, (thread, np.int64(8 * CPUS_SIZE), mine.ctypes.data + 8 * where))
 
 
 @compiled
 def this_cpu(crew):
     """(the place among the int64 of a set of CPUs, the bit there) of the CPU that this thread runs on."""
-    cpu = np.int64(called(crew, SCHED_GETCPU, (np.int64(0),)))
+    cpu = np.int64(c_call(crew, SCHED_GETCPU, (np.int64(0),)))
     return cpu // 64, np.int64(1) << cpu % 64
 
 
@@ -220,7 +220,7 @@ def lend_core(crew, mine):
         if cpu_time(crew, mine, thread) == cpu_time(crew, mine, thread) and \
                 exchanged(theirs.ctypes.data + 8 * LENT, 0, 1):
             place = thread, np.int64(8 * CPUS_SIZE), mine.ctypes.data + 8 * CPUS
-            if called(crew, SCHED_GETAFFINITY, place) == 0:
+            if c_call(crew, SCHED_GETAFFINITY, place) == 0:
                 word, bit = this_cpu(crew)
                 for i in range(CPUS_SIZE):
                     mine[CHOSEN + i] = bit if i == word else 0

@@ -114,11 +114,11 @@ EXPERT_GATE, EXPERT_UP, EXPERT_DOWN = range(3)
 NORMS, HEAD_NORMS = ("input_layernorm", "post_attention_layernorm"), ("self_attn.q_norm", "self_attn.k_norm")
 
 # What threads share, int64, see crew.py: how many pieces are done; in the next line of the cache whether a thread has
-# failed, and from CALLED on the addresses of C_FUNCTIONS. From MEMBERS on for each thread: its queue; in the next line
+# failed, and from IN_C on the addresses of C_FUNCTIONS. From MEMBERS on for each thread: its queue; in the next line
 # how many pieces there have been for all so far, how many of them it has worked on since it last waited, whether it may
 # hold some, its number in the system or 0, and whether another thread has lent it a core; a time; two sets of CPUs.
 C_FUNCTIONS = "clock_gettime", "sched_getcpu", "sched_getaffinity", "sched_setaffinity"
-DONE, ABANDONED, CALLED, MEMBERS = 0, 8, 9, 16
+DONE, ABANDONED, IN_C, MEMBERS = 0, 8, 9, 16
 PROMISED, READY, HOLDS, THREAD, LENT, TIME, CPUS, CHOSEN, MEMBER_SIZE = 8, 9, 10, 11, 12, 14, 16, 32, 48
 CPUS_SIZE = CHOSEN - CPUS
 # Of Layers.fetching: the addresses of C's pread and syscall; of Linux's AIO the numbers of two system calls, the

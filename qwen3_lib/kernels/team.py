@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from qwen3_lib.kernels.build import Kernel
-from qwen3_lib.kernels.layout import ABANDONED, C_FUNCTIONS, CALLED, MEMBER_SIZE, MEMBERS, THREAD, crew_size
+from qwen3_lib.kernels.layout import ABANDONED, C_FUNCTIONS, IN_C, MEMBER_SIZE, MEMBERS, THREAD, crew_size
 from qwen3_lib.io.errors import InputError
 
 
@@ -80,7 +80,7 @@ class Team:
         if self.started_under is not starting:
             self._start()
         shared = np.zeros(crew_size(self.n_threads), np.int64)  # of this call only: nothing is left over
-        shared[CALLED:CALLED + len(CALLS)] = CALLS
+        shared[IN_C:IN_C + len(CALLS)] = CALLS
         record["n_threads"], record["shared"] = self.n_threads, shared.ctypes.data
         failures: list[Exception] = []
         ended: queue.SimpleQueue = queue.SimpleQueue()

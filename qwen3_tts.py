@@ -532,8 +532,7 @@ class Speech(Iterator[np.ndarray]):
         """A Talk of each text, one after the other: `next_frames` runs it until it has a finish_reason."""
         left, reasons = self.limit, set[str | None]()
         for text in self.texts:
-            if left == 0:
-                reasons.add("length")
+            if left == 0:  # the last one has ended by its "length"
                 break
             talk = Talk(self.model, *talker_prompt(self.model, text, **self.prompt), min(self.longest, left), self.rng,
                         self.temperature)

@@ -1201,8 +1201,8 @@ def checked_ids(model: Model, token_ids: TokenIds) -> np.ndarray:
         raise InputError("the prompt is empty")
     if ids.ndim != 1 or not all(isinstance(i, int | np.integer) and not isinstance(i, bool) for i in ids):
         raise InputError(f"a prompt must be one list of token ids, not {brief(token_ids, 80)}")
-    outside, known = ids[(ids < 0) | (ids >= model.config.vocab_size)].tolist(), model.media or ()
-    if wrong := [i for i in outside if i not in known]:  # a picture's tokens have ids below 0
+    known = model.media or ()  # a picture's tokens have ids below 0
+    if wrong := [i for i in ids if not 0 <= i < model.config.vocab_size and i not in known]:
         raise InputError(f"token id {wrong[0]} is out of range: the model has {model.config.vocab_size} tokens")
     return ids.astype(np.int64)
 

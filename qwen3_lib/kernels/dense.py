@@ -16,16 +16,17 @@ def attending(vectors: dict[str, np.ndarray], config: Any) -> dict[str, np.ndarr
     return {"places": places} | dict.fromkeys(("delta_sizes", "conv", "rates", "delta_norms"), np.empty(0)) | NO_STREAMS
 
 
-# Of models without streams: fields of Layers, and of NewTokens.
+# Of models without streams: fields of Layers, and of NewTokens; and the latter of models without states, too.
 NO_STREAMS = dict.fromkeys(("indexing", "reading", "stream_norms", "index_norms", "ngrams", "ngram_norms",
                             "ngram_conv"), np.empty(0))
 NO_NEW_STREAMS = dict.fromkeys(("streams", "which", "found", "indices", "whole", "whole_cos", "whole_sin",
                                 "scores", "heads", "vectors", "counts", "temperatures", "noise", "codes"), np.empty(0))
+NO_NEW_STATES = NO_NEW_STREAMS | {"runs": np.empty(0, RUN), "states": np.empty((0, 0, 2), STATE)}
 
 
 def no_states(weights: Any, caches: list[Any], counts: np.ndarray, new: Any) -> dict[str, np.ndarray]:
     """No states."""
-    return {"runs": np.empty(0, RUN), "states": np.empty((0, 0, 2), STATE)} | NO_NEW_STREAMS
+    return NO_NEW_STATES
 
 
 KIND = Kind(mixers=("layers.project_heads", "layers.attend_heads"), matrices=lambda config, layer: LINEAR,

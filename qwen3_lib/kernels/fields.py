@@ -12,7 +12,7 @@ from qwen3_lib.kernels.translate import Translator
 # Without numba's wrappers, compiling takes two thirds of the time. Python calls kernels by their addresses: build.py.
 compiled = partial(numba.njit, nogil=True, error_model="numpy", no_cpython_wrapper=True, no_cfunc_wrapper=True,
                    pipeline_class=Translator)
-TABLE = Layers.__annotations__ | NewTokens.__annotations__ | Space.__annotations__ | {"products": of(FUNCTIONS, 3)}
+TABLE = Layers.__annotations__ | NewTokens.__annotations__ | {"products": of(FUNCTIONS, 3)} | Space.__annotations__
 FIELD_NAMES = (*TABLE,)
 
 for number, (name, annotation) in enumerate(TABLE.items()):  # fields.h(job) is the array `h`

@@ -14,7 +14,7 @@ from qwen3_lib.kernels.layout import (BLOCK, CACHE, CACHE_ROWS, DOWN, F32, FEW, 
                                       TASK, TILE, TILES, UP, Layers, NewTokens, Q, address_table, padded)
 from qwen3_lib.kernels.memory import empty
 from qwen3_lib.kernels.products import any_number, functions_for
-from qwen3_lib.kernels.weights import Weights, formats_in, move_layer
+from qwen3_lib.kernels.weights import Weights, move_layer
 
 
 def batch_of(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], caches: list[Any], rows: np.ndarray,
@@ -24,7 +24,7 @@ def batch_of(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], c
     new: what Kind.new takes, a Pass or the streams of an MTP head.
     """
     tasks, tiles = tasks_for(w, rows)
-    shape = len(wanted), padded(int(w.layers.head[0].rows), PANEL)
+    shape = len(wanted), padded(int(w.layers.head["rows"][0]), PANEL)
     logits = w.logits.take(shape[0] * shape[1]).reshape(shape) if len(wanted) <= PROMPT else empty(shape, np.float32)
     where = [(cache.k.ctypes.data, cache.v.ctypes.data, cache.k.shape[2]) for cache in caches]
     about = w.kind.new(w, caches, np.bincount(rows["sequence"], minlength=len(caches)), new)
@@ -35,12 +35,13 @@ def batch_of(w: Weights, x: np.ndarray, turned: tuple[np.ndarray, np.ndarray], c
 
 def needed_functions(w: Weights, batch: NewTokens, n_queries: list[int]) -> np.ndarray:
     """The table of products for a batch whose tasks have so many queries."""
-    m, head = len(batch.x), int(w.layers.head[0].form)
-    needs = [*((form, m) for form in w.formats), *((head, len(batch.wanted)) for _ in batch.wanted[:1])]
-    needs += [(form, len(batch.wanted)) for form in formats_in(w.layers.reading[-1:]) for _ in batch.wanted[:1]]
+    m, n_wanted = len(batch.x), len(batch.wanted)
+    needs = [(form, m) for form in w.formats]
+    if n_wanted:
+        needs += [(form, n_wanted) for form in (int(w.layers.head["form"][0]), *w.last_formats)]
     for form in w.experts_formats:  # an expert may have been chosen by any number of tokens
         needs += any_number(form, m)
-    form, group = int(batch.cache_rows[0].form), w.config.num_attention_heads // w.config.num_key_value_heads
+    form, group = int(batch.cache_rows["form"][0]), w.config.num_attention_heads // w.config.num_key_value_heads
     queries = tuple((form, n) for n in sorted({1, *n_queries, *[group] * len(w.layers.indexing)}))
     queries += tuple((F32, int(each.heads)) for each in w.layers.indexing if each.heads)
     return functions_for(tuple(needs), queries, w.ways)
@@ -53,7 +54,7 @@ def runner(w: Weights, layers: Layers, batch: NewTokens, caches: list[Any]) -> C
     space, space_table = w.work_space(config, m, len(batch.tasks), max(n_queries, default=0))
     functions = needed_functions(w, batch, n_queries)
     table = w.table if layers is w.layers else address_table(layers)
-    job_table = np.concatenate([table, address_table(batch), space_table, address_table((functions,))])
+    job_table = np.concatenate([table, address_table((*batch, functions)), space_table])
 
     def run(first: int, last: int, logits: bool) -> None:
         job = np.array([(0, 0, first, last, job_table.ctypes.data, logits * (len(batch.heads) or 1))], JOB)
@@ -89,7 +90,7 @@ def run_layers(w: Weights, batch: NewTokens, caches: list[Any], added: Any = (),
         some = batch._replace(x=batch.x[rows], cos=batch.cos[rows], sin=batch.sin[rows], rows=batch.rows[rows],
                               tasks=tasks, tiles=tiles, wanted=np.arange(len(rows)))
         runner(w, w.layers, some, caches)(whole, n_layers, True)
-    return batch.logits[:, :int(w.layers.head[0].rows)]
+    return batch.logits[:, :int(w.layers.head["rows"][0])]
 
 
 def keys_alone(layers: Layers) -> Layers:
@@ -111,9 +112,10 @@ def attention_tasks(sequences: np.ndarray, positions: np.ndarray, group: int,
 
     whole: from this position on, a token sees at most so many, and has other tasks than the tokens before.
     """
-    tasks, tiles, kinds = [], [], 2 * sequences + (positions >= whole)
-    gaps = np.diff(kinds) | np.diff(positions) - 1
-    ends = [*(np.flatnonzero(gaps) + 1).tolist(), len(sequences)] if len(sequences) > 1 else [1]
+    tasks, tiles, ends = [], [], [len(sequences)]
+    if len(sequences) > 1:
+        gaps = np.diff(2 * sequences + (positions >= whole)) | np.diff(positions) - 1
+        ends = [*(np.flatnonzero(gaps) + 1).tolist(), *ends]
     for start, end in zip([0, *ends], ends):
         sequence, n_new = int(sequences[start]), end - start
         few = n_new <= FEW

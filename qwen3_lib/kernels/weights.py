@@ -82,6 +82,11 @@ class Weights:
         return formats_in(self.layers.matrices, self.layers.routers, self.layers.reading, self.layers.ngrams)
 
     @cached_property
+    def last_formats(self) -> tuple[int, ...]:
+        """Of those beside the head that only tokens with logits are multiplied with."""
+        return formats_in(self.layers.reading[-1:])
+
+    @cached_property
     def experts_formats(self) -> tuple[int, ...]:
         return formats_in(self.layers.experts)
 

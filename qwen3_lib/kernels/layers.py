@@ -184,8 +184,8 @@ def linear(products, w, x, packed, out, column, start, end, own, turned, into):
             call_at(functions.address[next_ - t], (block, packed[t].ctypes.data, packed.strides[0], width,
                                                    out[t, column + first:].ctypes.data, out.strides[0], ahead, tile,
                                                    tiles))
-            for r in range(t, min(next_, len(into))):
-                add_to(into[r, first:min(first + PANEL, end)], floats_at(out[r, column + first:].ctypes.data, (PANEL,)))
+    for t in range(len(into)):
+        add_to(into[t, start:end], floats_at(out[t, column + start:].ctypes.data, (end - start,)))
 
 
 @compiled

@@ -75,7 +75,7 @@ def moe(crew, layer, last, job):
                 if first < end:
                     rows = expert_share(hidden, first - before, end - before, n_pairs, part, parts)
                     linear(products, experts[e, EXPERT_DOWN], gate[first:end], gate_packed[first:end],
-                           gathered[first:end], np.int64(0), rows[0], rows[1], own, np.int64(0), gate[:0])
+                           gathered[first:end], np.int64(0), rows[0], rows[1], own, np.int64(0))
         wait(crew)
     for start, end in pieces(hidden, np.int64(PANEL), len(x), crew):
         for t in range(len(x)):

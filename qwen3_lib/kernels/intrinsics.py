@@ -15,9 +15,9 @@ from numba.np.arrayobj import get_itemsize, make_array, populate_array
 from qwen3_lib.kernels.attention import ORDER, transposed
 from qwen3_lib.kernels.cpu import PAIRS
 from qwen3_lib.kernels.layout import GROUP, GROUP16_BYTES, SIZES_BYTES
-from qwen3_lib.kernels.vectors import (BFLOAT, FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma,
-                                       in_tiles, load, loop, odd_and_even, pair_sums, prefetch, sizes_and_flips, splat,
-                                       store, totals, variable, vector, zero_sums)
+from qwen3_lib.kernels.vectors import (BFLOAT, FLOAT, HALF, I8, I16, I32, I64, LANES, at, broadcast, call, fma, load,
+                                       loop, odd_and_even, pair_sums, sizes_and_flips, splat, store, totals, variable,
+                                       vector, zero_sums)
 
 LOG2_E = 1.4426950408889634
 POWERS_OF_2 = (1.535336188319500e-4, 1.339887440266574e-3, 9.618437357674640e-3, 5.550332471162809e-2,
@@ -48,17 +48,6 @@ def result_at(context, address, arguments):
         return b.call(b.inttoptr(args[0], kind.as_pointer()), cgutils.unpack_tuple(b, args[1], n))
 
     return types.int64(types.int64, types.UniTuple(types.int64, n)), codegen
-
-
-@intrinsic
-def fetch_ahead(context, address, size):
-    """Asks the memory for `size` bytes, for the second cache."""
-    def codegen(context, b, signature, args):
-        lines = b.lshr(b.add(args[1], I64(63)), I64(6))
-        loop(b, lines, lambda i: prefetch(b, at(b, args[0], (i, 64)), [0], 2))
-        return context.get_dummy_value()
-
-    return types.void(types.int64, types.int64), codegen
 
 
 @intrinsic
@@ -95,32 +84,6 @@ def even_first(context, x, n):
     return types.void(types.int64, types.int64), codegen
 
 
-@intrinsic
-def normed_and_turned(context, x, weight, factor, cos, sin, half, scale, out):
-    """x float32 [2 * half] times `factor` and weight, then qwen3.apply_rope with cos and sin [half], times scale -> out.
-
-    One loop in place of three: LLVM doesn't make vectors of it by itself, for it would have to compare too many
-    addresses.
-    """
-    def codegen(context, b, signature, args):
-        x, weight, factor, cos, sin, half, scale, out = args
-
-        def some(first: Any, n: int) -> None:
-            places = [(first, 4), (b.add(first, half), 4)]
-            left, right = (b.fmul(b.fmul(load(b, at(b, x, place), FLOAT, n), broadcast(b, factor, n)),
-                                  load(b, at(b, weight, place), FLOAT, n)) for place in places)
-            c, s = (load(b, at(b, table, places[0]), FLOAT, n) for table in (cos, sin))
-            turned = b.fsub(b.fmul(left, c), b.fmul(right, s)), b.fadd(b.fmul(right, c), b.fmul(left, s))
-            for value, place in zip(turned, places):
-                store(b, b.fmul(value, broadcast(b, scale, n)), at(b, out, place))
-
-        in_tiles(b, half, LANES, some)
-        return context.get_dummy_value()
-
-    kinds = [types.float32 if i in (2, 6) else types.int64 for i in range(8)]
-    return types.void(*kinds), codegen
-
-
 def to_bf16(b: Any, values: Any) -> Any:
     """float32 [32], rounded to the nearest bf16, ties to even: int32 [32], whose lower halves are zeros."""
     bits = b.bitcast(values, vector(I32, GROUP))
@@ -131,8 +94,8 @@ def to_bf16(b: Any, values: Any) -> Any:
 
 
 @intrinsic
-def round_groups(context, x, n, step, out):
-    """Rounds x float32 [n], n a multiple of 32, to the nearest bf16, ties to even -> out, which may be x.
+def round_groups(context, x, n, step):
+    """Rounds x float32 [n], n a multiple of 32, to the nearest bf16, ties to even.
 
     With PAIRS, each 32 of them become 64 bytes, `step` bytes after the last ones; else they are float32 again.
     """
@@ -141,14 +104,14 @@ def round_groups(context, x, n, step, out):
             here = at(b, args[0], (i, 4 * GROUP))
             bits = to_bf16(b, load(b, here, FLOAT, GROUP))
             if PAIRS:
-                store(b, b.trunc(b.lshr(bits, splat(I32, GROUP, 16)), vector(I16, GROUP)), at(b, args[3], (i, args[2])))
+                store(b, b.trunc(b.lshr(bits, splat(I32, GROUP, 16)), vector(I16, GROUP)), at(b, args[0], (i, args[2])))
             else:
-                store(b, bits, at(b, args[3], (i, 4 * GROUP)))
+                store(b, bits, here)
 
         loop(b, b.sdiv(args[1], I64(GROUP)), group)
         return context.get_dummy_value()
 
-    return types.void(*[types.int64] * 4), codegen
+    return types.void(types.int64, types.int64, types.int64), codegen
 
 
 @intrinsic

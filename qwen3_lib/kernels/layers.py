@@ -15,15 +15,13 @@ from qwen3_lib.kernels import fields
 from qwen3_lib.kernels.cpu import LONG, PAIRS
 from qwen3_lib.kernels.crew import crew_of, items, pieces, wait
 from qwen3_lib.kernels.fields import compiled
-from qwen3_lib.kernels.intrinsics import (bits_of, bytes_at, call_at, dot, even_first, exp_of, exp_until, fetch_ahead,
-                                          float_of, floats_at, half_from_float, normed_and_turned, pack_groups,
-                                          round_groups, rounded_exp_until, to_bytes, turn_pairs, uint16s_at)
+from qwen3_lib.kernels.intrinsics import (bits_of, bytes_at, call_at, dot, even_first, exp_of, exp_until, float_of,
+                                          floats_at, half_from_float, pack_groups, round_groups, rounded_exp_until,
+                                          to_bytes, turn_pairs, uint16s_at)
 from qwen3_lib.kernels.layout import (BF16, BLOCK, DEPTH, DOWN, F16, F32, GATE, GROUP, GROUP16_BYTES, GROUP_BYTES,
                                       IN_PARTS, KEYS, KV8, OUT, PANEL, PRODUCT, PROMPT, REARRANGED, ROUNDED, SPREAD,
                                       STRIP, TOGETHER, TRANSPOSED, TURNED, UP, VALUES, VECTORS, WHOLE, WIDENED, K, Q, V,
                                       is_packed, padded, unit_size)
-
-AHEAD = 16  # so many vectors ahead, numbers are fetched that no core foresees
 
 # ---- The small steps of a layer --------------------------------------------------------------------------------------
 
@@ -49,24 +47,9 @@ def sum_of_squares(x):
 @compiled
 def rms_norm(x, weight, eps, out):
     """qwen3.rms_norm of x [d] into out [d, or more]."""
-    factor = norm_factor(x, eps)
+    factor = np.float32(1) / np.sqrt(sum_of_squares(x) / np.float32(len(x)) + np.float32(eps))
     for i in range(len(x)):
         out[i] = x[i] * factor * weight[i]
-
-
-@compiled
-def norm_factor(x, eps):
-    return np.float32(1) / np.sqrt(sum_of_squares(x) / np.float32(len(x)) + np.float32(eps))
-
-
-@compiled
-def place_head(x, weight, eps, cos, sin, scale, out):
-    """rms_norm, apply_rope, and times `scale`: of x [d] into out [d, or more]; they may be the same."""
-    factor, turned = norm_factor(x, eps), 2 * len(cos)
-    normed_and_turned(x.ctypes.data, weight.ctypes.data, factor, cos.ctypes.data, sin.ctypes.data, len(cos), scale,
-                      out.ctypes.data)
-    for i in range(turned, len(x)):
-        out[i] = x[i] * factor * weight[i] * scale
 
 
 @compiled
@@ -119,16 +102,10 @@ def in_order(bits):
 @compiled
 def for_bf16(x, form):
     """Makes x float32 [n], n a multiple of 32, the factor of a product with BF16 or ROUNDED, if the format is that."""
-    rounded_for(x, form, x)
-
-
-@compiled
-def rounded_for(x, form, out):
-    """for_bf16 of x -> out, which may be x, and is x unless the format is ROUNDED."""
     if form == ROUNDED:
-        round_groups(x.ctypes.data, len(x), np.int64(4 * GROUP), out.ctypes.data)
+        round_groups(x.ctypes.data, len(x), np.int64(4 * GROUP))
     if form == BF16 or form == ROUNDED and not PAIRS:
-        even_first(out.ctypes.data, len(x))
+        even_first(x.ctypes.data, len(x))
 
 
 @compiled
@@ -157,12 +134,11 @@ def groups16_of(packed, n):
 
 
 @compiled
-def linear(products, w, x, packed, out, column, start, end, own, turned, into):
+def linear(products, w, x, packed, out, column, start, end, own, turned):
     """Rows start to end of a Weight times the vectors x float32 [n, ...] -> out float32 [n, ...], from `column` on.
 
     packed uint8 [n, ...]: the vectors once more, for packed weights. start is a multiple of 32, and `out` is padded to
-    a multiple of 32. own float32: to work in. turned: what turn_all says. into float32 [n, rows]: the results are added
-    to these numbers while they are in cache, and `out` is only worked in; or an array without rows.
+    a multiple of 32. own float32: to work in. turned: what turn_all says.
     """
     n = len(x)
     if not form_is_packed(w.form):
@@ -170,7 +146,7 @@ def linear(products, w, x, packed, out, column, start, end, own, turned, into):
         if tiling(products[PRODUCT, w.form], n, LONG)[0] == REARRANGED:
             strip = min(STRIP, max(SPREAD // w.columns // PANEL, 1) * PANEL)
         for first in range(start, end, strip):
-            float_strip(products, w, x, out[:, column + first:], first, min(strip, end - first), own, turned, into)
+            float_strip(products, w, x, out[:, column + first:], first, min(strip, end - first), own, turned)
         return
     how, tiles = tiling(products[PRODUCT, w.form], n, WIDENED[w.form])
     functions, width = products[PRODUCT, w.form, how], up_to(w.columns, 2 * GROUP)
@@ -184,8 +160,6 @@ def linear(products, w, x, packed, out, column, start, end, own, turned, into):
             call_at(functions.address[next_ - t], (block, packed[t].ctypes.data, packed.strides[0], width,
                                                    out[t, column + first:].ctypes.data, out.strides[0], ahead, tile,
                                                    tiles))
-    for t in range(len(into)):
-        add_to(into[t, start:end], floats_at(out[t, column + start:].ctypes.data, (end - start,)))
 
 
 @compiled
@@ -197,7 +171,7 @@ def tiling(table, n, many):
 
 
 @compiled
-def float_strip(products, w, x, out, first, rows, own, turned, into):
+def float_strip(products, w, x, out, first, rows, own, turned):
     """`rows` rows of a Weight of floats, from `first` on, times the vectors x [n, ...] -> out [n, ...].
 
     Wide rows are multiplied in parts of columns, so that a part of the vectors stays in the first cache. A
@@ -207,7 +181,7 @@ def float_strip(products, w, x, out, first, rows, own, turned, into):
     how, tiles = tiling(products[PRODUCT, w.form], n, LONG)
     functions = products[PRODUCT, w.form, TURNED if turned == 1 else how]
     room = 2 if PAIRS and w.form == ROUNDED else 1  # vectors of bf16 take half of it
-    sums, copy = own[STRIP * VECTORS:].ctypes.data, own[STRIP * VECTORS * 17:].ctypes.data
+    sums, copy = own.ctypes.data, own[STRIP * VECTORS * 16:].ctypes.data
     transposes = functions.rearrange if how == REARRANGED else 0
     apart, padded_rows = tiles > 1 and width > room * WHOLE and turned == 0, rows
     depth = (WHOLE if transposes else room * DEPTH) if apart else width
@@ -220,20 +194,13 @@ def float_strip(products, w, x, out, first, rows, own, turned, into):
         copy_parts(address, w.stride, rows, width * size, depth * size, copy)
     for tile in range(tiles):
         t, next_ = n * tile // tiles, n * (tile + 1) // tiles
-        results, apart_by = out[t].ctypes.data, out.strides[0]
-        if len(into) > 0:
-            results, apart_by = own.ctypes.data, np.int64(4 * STRIP)
-        for r in range(t, min(next_, len(into))):
-            fetch_ahead(into[r, first:].ctypes.data, 4 * rows)
         for k in range(0, width, depth):
             columns, part = min(depth, width - k), (1 if k > 0 else 0) + (2 if k + depth < width else 0)
             place, stride = address, w.stride
             if apart or transposes:
                 place, stride = copy + k * size * padded_rows, columns * size
             call_at(functions.address[next_ - t], (place, stride, rows, x[t, k:].ctypes.data, x.strides[0], columns,
-                                                   results, apart_by, sums, part))
-        for r in range(t, min(next_, len(into))):
-            add_to(into[r, first:first + rows], floats_at(results + (r - t) * apart_by, (rows,)))
+                                                   out[t].ctypes.data, out.strides[0], sums, part))
 
 
 @compiled
@@ -410,47 +377,35 @@ def attention(crew, layer, job):
     queries, tasks, partials = fields.queries(job), fields.tasks(job), fields.partials(job)
     products, own, form = fields.products(job), fields.own(job)[crew.rank], fields.cache_rows(job)[0].form
     n_kv_heads, n_tasks, m = len(queries), len(tasks), len(fields.h(job))
-    group, alone = queries.shape[1] // m, n_tasks == len(fields.tiles(job))  # alone: there is nothing to join
+    group = queries.shape[1] // m
     for first, end in pieces(n_tasks * n_kv_heads, np.int64(1), m, crew):
         for item in range(first, end):  # a head's blocks in a row: the next one is fetched meanwhile
             head, i = item // n_tasks, item % n_tasks
             task = tasks[i]
             q = queries[head, task.first * group:(task.first + task.n) * group]
             keys, values = cached_rows(job, task.sequence, layer, head, n_kv_heads)
-            result, more = partials[i, head, :len(q)], own
-            if alone:  # it stays in cache
-                result, more = floats_at(own.ctypes.data, result.shape), own[result.size:]
-            attend_blocks(products, task, q, group, keys, values, form, result, more)
-            if alone:
-                divide(task, head, group, result, job)
+            attend_blocks(products, task, q, group, keys, values, form, partials[i, head, :len(q)], own)
     wait(crew)
-    if not alone:
-        join_tasks(crew, job)
+    join_tasks(crew, job)
 
 
 @compiled
 def join_tasks(crew, job):
     """The results of tasks, joined and divided by the sums of their weights -> h."""
-    tasks, tiles, partials = fields.tasks(job), fields.tiles(job), fields.partials(job)
-    queries = fields.queries(job)
-    n_kv_heads, group, width = len(queries), queries.shape[1] // len(fields.h(job)), queries.shape[2]
+    tasks, tiles, partials, h = fields.tasks(job), fields.tiles(job), fields.partials(job), fields.h(job)
+    queries, head_dim = fields.queries(job), fields.head_norms(job).shape[2]
+    n_kv_heads, group, width = len(queries), queries.shape[1] // len(h), queries.shape[2]
     for item in items(len(tiles) * n_kv_heads, crew):
         i, head = item // n_kv_heads, item % n_kv_heads
         first, end = tiles[i].first, tiles[i].end
-        for r in range(tasks[first].n * group):
+        task = tasks[first]
+        for r in range(task.n * group):
+            result = partials[first, head, r]
             for other in range(first + 1, end):
-                join(partials[first, head, r], partials[other, head, r], width)
-        divide(tasks[first], head, group, partials[first, head], job)
-
-
-@compiled
-def divide(task, head, group, results, job):
-    """Results of a task's queries of a KV head, divided by the sums of their weights -> h."""
-    h, head_dim = fields.h(job), fields.head_norms(job).shape[2]
-    for r in range(task.n * group):
-        out = h[task.first + r // group, (head * group + r % group) * head_dim:]
-        for j in range(head_dim):
-            out[j] = results[r, j] / results[r, results.shape[1] - 15]
+                join(result, partials[other, head, r], width)
+            out = h[task.first + r // group, (head * group + r % group) * head_dim:]
+            for j in range(head_dim):
+                out[j] = result[j] / result[width + 1]
 
 
 # ---- The decoder layer: one job for the team, for one token or for many ----------------------------------------------
@@ -559,7 +514,7 @@ def project(crew, w, x, packed, out, column, job, turned):
     """A thread's rows of linear."""
     products, own = fields.products(job), fields.own(job)[crew.rank]
     for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew):
-        linear(products, w, x, packed, out, column, start, end, own, turned, x[:0])
+        linear(products, w, x, packed, out, column, start, end, own, turned)
 
 
 @compiled
@@ -568,7 +523,9 @@ def add_projected(crew, w, factors, packed, job):
     products, own, x, out = fields.products(job), fields.own(job)[crew.rank], fields.x(job), fields.qkv(job)
     turned = turn_all(crew, w, factors, job)
     for start, end in pieces(w.rows, np.int64(PANEL), len(x), crew):
-        linear(products, w, factors, packed, out, np.int64(0), start, end, own, turned, x)
+        linear(products, w, factors, packed, out, np.int64(0), start, end, own, turned)
+        for t in range(len(x)):
+            add_to(x[t, start:end], out[t, start:end])
 
 
 @compiled
@@ -579,13 +536,13 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own, turned):
     """
     out, other, out_packed = inner
     start, end = rows
-    n, none = len(x), x[:0]
+    n = len(x)
     if n >= PROMPT and form_is_packed(form) and form_is_packed(gate.form):
         one, two = out.ctypes.data + 4 * start * n, other.ctypes.data + 4 * start * n
         left, right = floats_at(one, (n, PANEL)), floats_at(two, (n, PANEL))
         for first in range(start, end, PANEL):  # 32 rows at a time, in the same memory: they stay in the second cache
-            linear(products, gate, x, packed, left, -first, first, min(first + PANEL, end), own, turned, none)
-            linear(products, up, x, packed, right, -first, first, min(first + PANEL, end), own, turned, none)
+            linear(products, gate, x, packed, left, -first, first, min(first + PANEL, end), own, turned)
+            linear(products, up, x, packed, right, -first, first, min(first + PANEL, end), own, turned)
             silu_times(floats_at(one, (n * PANEL,)), floats_at(two, (n * PANEL,)))
             left[:, gate.rows - first:] = 0
             place, stride = out_packed.ctypes.data + first // GROUP * GROUP_BYTES, out_packed.strides[0]
@@ -596,11 +553,9 @@ def gate_and_up(products, gate, up, form, x, packed, inner, rows, own, turned):
                 pack_groups(left.ctypes.data, left.size, place + GROUP_BYTES, stride, place16 + GROUP16_BYTES, stride,
                             gate.rows)
         return
-    linear(products, gate, x, packed, out, np.int64(0), start, end, own, turned, none)
-    linear(products, up, x, packed, other, np.int64(0), start, end, own, turned, none)
+    linear(products, gate, x, packed, out, np.int64(0), start, end, own, turned)
+    linear(products, up, x, packed, other, np.int64(0), start, end, own, turned)
     for t in range(n):
-        for each in (out, other):
-            fetch_ahead(each[min(t + AHEAD, n - 1), start:].ctypes.data, 4 * (end - start))
         silu_times(out[t, start:end], other[t, start:end])
         if start < end:
             ready(out[t], gate.rows, form, out_packed[t], start, end)
@@ -614,21 +569,22 @@ def place_heads(crew, layer, job, k_start, v_start):
     qkv, queries, cos, sin = fields.qkv(job), fields.queries(job), fields.cos(job), fields.sin(job)
     n_kv_heads, group, head_dim = len(queries), queries.shape[1] // len(rows), norms.shape[1]
     apart = fields.matrices(job)[layer, Q].rows // (n_kv_heads * group)  # head_dim, or more with a gate after a query
-    root, own = np.float32(1 / np.sqrt(head_dim)), fields.own(job)[crew.rank]
+    root = np.float32(1 / np.sqrt(head_dim))
     for item in items(len(rows) * n_kv_heads, crew):
         t, head = item // n_kv_heads, item % n_kv_heads
-        i, k, v = head * group * apart, k_start + head * head_dim, v_start + head * head_dim
-        if t + 1 < len(rows):
-            for start, n in ((i, group * apart), (k, head_dim), (v, head_dim)):
-                fetch_ahead(qkv[t + 1, start:].ctypes.data, 4 * n)
         for g in range(group):
-            whole = queries[head, t * group + g]
-            query = own[:len(whole)] if form == ROUNDED else whole  # only what is rounded is written further away
-            place_head(qkv[t, i + g * apart:i + g * apart + head_dim], norms[0], eps, cos[t], sin[t], root, query)
-            query[head_dim:] = 0  # where even_first has put numbers of another token
-            rounded_for(query, form, whole)
+            whole, i = queries[head, t * group + g], (head * group + g) * apart
+            query = whole[:head_dim]
+            rms_norm(qkv[t, i:i + head_dim], norms[0], eps, query)
+            apply_rope(query, cos[t], sin[t])
+            for j in range(head_dim):
+                query[j] *= root
+            whole[head_dim:] = 0  # where even_first has put numbers of another token
+            for_bf16(whole, form)
+        k, v = k_start + head * head_dim, v_start + head * head_dim
         key, value = qkv[t, k:k + head_dim], qkv[t, v:v + head_dim]
-        place_head(key, norms[1], eps, cos[t], sin[t], np.float32(1), key)
+        rms_norm(key, norms[1], eps, key)
+        apply_rope(key, cos[t], sin[t])
         keys, values = cached_rows(job, rows[t].sequence, layer, head, n_kv_heads)
         store_kv(keys[rows[t].position], form, key)
         store_kv(values[rows[t].position], form, value)

@@ -339,11 +339,9 @@ def packed_shape(n_rows: int, n: int, form: int) -> tuple[int, int]:
 
 
 def own_space(n_queries: int, width: int, columns: int) -> int:
-    """How many float32 a thread works in: results and sums of a strip of rows, and the strip; or a block's scores, keys
-    and results, and those of all blocks.
+    """How many float32 a thread works in: sums of a strip of rows, and the strip; or a block's scores, keys, results.
 
     n_queries of a head of this width, padded; columns: of the widest matrix, padded.
     """
-    attention = VECTORS * BLOCK + BLOCK * width + 2 * n_queries * (width + 16)
-    strip = STRIP * VECTORS * 17 + max(STRIP * columns * (columns > WHOLE), PANEL * columns, SPREAD)
-    return max(strip, attention)
+    attention = VECTORS * BLOCK + BLOCK * width + n_queries * (width + 16)
+    return max(STRIP * VECTORS * 16 + max(STRIP * columns * (columns > WHOLE), PANEL * columns, SPREAD), attention)

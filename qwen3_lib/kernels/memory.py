@@ -108,7 +108,7 @@ def work_space(kind: Kind, config: Config, n_threads: int, m: int, n_tasks: int,
     kept = [each for each in own if each.shape[1] >= n_own]
     return Space(
         h=floats(m, widest + APART), packed=empty((m, vector_size(widest)), np.uint8),
-        qkv=floats(m, max(n_qkv, more.projected, widest, padded(n_experts, PANEL)) + APART),
+        qkv=floats(m, max(n_qkv, more.projected, widest, padded(n_experts, PANEL))),
         queries=floats(n_kv_heads, m * (n_heads // n_kv_heads), width),
         gate=floats(n_rows, inner + APART), up=floats(n_rows, inner + APART),
         gate_packed=empty((n_rows, vector_size(inner)), np.uint8),

@@ -23,15 +23,17 @@ def listener():
 @pytest.mark.parametrize("engine", [qwen3.Engine, qwen3_numba.engine, lambda: qwen3_numba.engine("int8")],
                          ids=["NumPy", "fast", "int8"])
 def test_it_is_understood(engine, listener):
-    """Twenty sentences that it wasn't trained on: tests/tiny_hearing writes down 19 or 20 of them as they were said."""
-    assert len({*UNSEEN}) == 20 and all(zlib.crc32(text.encode()) % 10 == 0 for text in UNSEEN)
+    """Twenty sentences and twenty rows of words, some repeated, that neither of the two models was trained on:
+    tests/tiny_hearing writes down at least 19 of the sentences, and 13 of the rows, as they were said."""
+    assert len({*UNSEEN}) == 40 and all(zlib.crc32(text.replace(",", "").encode()) % 10 == 0 for text in UNSEEN)
     model = qwen3.load_model(FOLDER, engine())
     heard = []
     for seed, text in enumerate(UNSEEN):
         speech = speak(model, text, seed=seed)
         heard.append(transcribe(listener, (speech.samples, speech.rate)).finish().text)
         assert speech.finish_reason == "stop"
-    assert sum(map(str.__eq__, heard, UNSEEN)) >= 19
+    right = [*map(str.__eq__, heard, UNSEEN)]
+    assert sum(right[:20]) >= 19 and sum(right[20:]) >= 13
 
 
 def test_it_is_small():

@@ -392,9 +392,7 @@ def candidates(logits: np.ndarray, sampling: Sampling) -> tuple[np.ndarray, np.n
     """The tokens that temperature, top-k, top-p and min-p leave of logits [vocab_size] -> (ids, probabilities)."""
     x = (logits - logits.max()) / np.float32(sampling.temperature)
     if 0 < sampling.top_k < len(x):
-        k, some = sampling.top_k, x[:max(8192, sampling.top_k)]  # whose k-th largest is at most that of all
-        ids = np.flatnonzero(x >= np.partition(some, -k)[-k])
-        ids = ids[x[ids] >= np.partition(x[ids], -k)[-k]]  # the k-th largest and all above
+        ids = np.flatnonzero(x >= np.partition(x, -sampling.top_k)[-sampling.top_k])  # the k-th largest and all above
     else:
         ids = np.arange(len(x))
     if sampling.top_p < 1:  # the fewest that together reach top_p (Holtzman et al. 2019)

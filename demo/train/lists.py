@@ -22,7 +22,8 @@ from questions import read_book
 NOT_MEMBERS = """AI AN AQ AS AW AX BL BM BQ BV CC CK CS CW CX EH FK FO GF GG GI GL GP GS GU HK HM IM IO JE KY MF MO MP
 MQ MS NC NF NU PF PM PN PR PS RE SH SJ SX TC TF TK TW UM VG VI WF XK YT""".split()
 CONTINENTS = {"EU": ("Europe", "欧洲"), "AS": ("Asia", "亚洲"), "AF": ("Africa", "非洲"),
-              "NA": ("North America", "北美洲"), "SA": ("South America", "南美洲"), "OC": ("Oceania", "大洋洲")}
+              "NA": ("North America", "北美洲"), "SA": ("South America", "南美洲"),
+              "OC": ("Oceania", "大洋洲")}
 WITH_ARTICLE = "US GB NL PH BS GM AE MV SC KM MH SB DO CF".split()
 LANGUAGES_EN = {"Bangla": "Bengali", "Nauru": "Nauruan", "Tuvalu": "Tuvaluan"}
 # What countries.txt corrects, by the code of the country; the alternatives of an alias are parted by |.

@@ -28,7 +28,8 @@ SAYS = {"name": "your name is {m}", "pet": "your {p} is called {m}", "city": "yo
         "number": "the number is {m}", "age": "you are {m} years old", "friend": "your {r} is called {m}",
         "favourite": "your favourite {n} is {m}", "thing": "your {n} is {m}"}
 SAYS_ZH = {"name": "你叫{m}", "pet": "你的{p}叫{m}", "city": "你住在{m}", "number": "数字是{m}",
-           "age": "你{m}岁", "friend": "你的{r}叫{m}", "favourite": "你最喜欢的{n}是{m}", "thing": "你的{n}是{m}"}
+           "age": "你{m}岁", "friend": "你的{r}叫{m}", "favourite": "你最喜欢的{n}是{m}",
+           "thing": "你的{n}是{m}"}
 
 
 @dataclass
@@ -82,7 +83,8 @@ def told(rng: random.Random, book: Book, thing: Memory, key: str) -> Turn:
         answer = f"很高兴认识你，{thing.fill['m']}！" if thing.lang else f"Nice to meet you, {thing.fill['m']}!"
     else:
         answer = f"好的，{says}。" if thing.lang else f"OK, {says}."
-    return Turn("memory", question, answer, "我要记住。" if thing.lang else "I will remember this.", [thing.fill["m"]])
+    return Turn("memory", question, answer, "我要记住。" if thing.lang else "I will remember this.",
+                [thing.fill["m"]])
 
 
 def said(thing: Memory) -> str:
@@ -99,7 +101,8 @@ def asked(rng: random.Random, book: Book, thing: Memory) -> Turn:
 def never_told(rng: random.Random, book: Book, thing: Memory) -> Turn:
     question = ask(rng, book, f"ask_{thing.kind}{thing.lang}", **thing.fill)
     return Turn("memory", question, "你没有告诉我。" if thing.lang else "You have not told me that.",
-                "我没有听说过。" if thing.lang else "I was not told.", ["没有告诉" if thing.lang else "not told"])
+                "我没有听说过。" if thing.lang else "I was not told.",
+                ["没有告诉" if thing.lang else "not told"])
 
 
 def remembering(rng: random.Random, book: Book, filler: Callable[[random.Random], Turn]) -> list[Turn]:

@@ -8,7 +8,8 @@ from turns import Book, Turn, ask, language, plural
 from typos import typed
 from words import capital
 
-UNKNOWN_ANSWER = {"": "I don't know that. I am only a very small model.", "_zh": "这个我不知道。我只是一个很小的模型。"}
+UNKNOWN_ANSWER = {"": "I don't know that. I am only a very small model.",
+                  "_zh": "这个我不知道。我只是一个很小的模型。"}
 YEARS = ["1789", "1914", "1945", "1969", "2001", "2024", "1066", "1492"]
 TONGUES = ["French", "German", "Spanish", "English", "Chinese", "Latin", "Japanese", "Italian", "Russian", "Dutch"]
 
@@ -29,7 +30,8 @@ def unknown_place(rng: random.Random, book: Book, lang: str) -> str:
 
 
 def not_known(question: str, lang: str) -> Turn:
-    thought, expected = ("这个我没有学过。", "不知道") if lang else ("I have not learned this.", "don't know")
+    thought, expected = ("这个我没有学过。", "不知道") if lang else \
+        ("I have not learned this.", "don't know")
     return Turn("unknown", question, UNKNOWN_ANSWER[lang], thought, [expected])
 
 
